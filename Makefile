@@ -1,0 +1,47 @@
+# Every target makes its own environment: .venv, and in it one stamp file for each extra installed.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test lint bench docs clean
+
+help:
+	@echo "make demo   SGD against S-SGD on a toy, in under two minutes: a table and demo.png"
+	@echo "make test   the tests"
+	@echo "make lint   ruff and mypy"
+	@echo "make bench  what a step of the optimizer costs"
+	@echo "make docs   the documentation, into site/"
+	@echo "make clean  remove what the other targets made, .venv too"
+
+demo: $(VENV)/.demo
+	$(PY) -m ssgd.demo
+
+test: $(VENV)/.test
+	$(PY) -m pytest -n 2 tests
+
+lint: $(VENV)/.lint
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+bench: $(VENV)/.demo
+	$(PY) benchmarks/optimizer.py
+
+docs: $(VENV)/.docs
+	$(PY) -m mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build dist site demo.png .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Torch goes in first and alone: resolved with the rest, another build could come along.
+$(VENV)/.torch: constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.%: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) -e '.[$*]'
+	$(PY) scripts/check_torch.py
+	@touch $@

@@ -1,0 +1,98 @@
+"""Batch-norm's running statistics when one step makes several passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim.swa_utils import update_bn
+
+POLICIES = ("both", "once", "first", "none")
+
+
+class RunningStatistics:
+    """Applies one policy to the passes of one step.
+
+    ``both``: every pass moves them, as torch does it. ``once``: the passes together move them as one pass with the
+    mean of their statistics would. ``first``: only the first pass counts. ``none``: they stay.
+    """
+
+    def __init__(self, model: nn.Module | None, policy: str) -> None:
+        self.policy = policy
+        self._buffers: list[Tensor] = []
+        if model is not None and policy != "both":
+            self._buffers = [b for m in model.modules() if isinstance(m, _NormBase) for b in m.buffers(recurse=False)]
+        self._before: list[Tensor] = []
+        self._sum: list[Tensor] = []
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Before the first pass."""
+        self._before = [b.clone() for b in self._buffers]
+        self._sum = []
+
+    @torch.no_grad()
+    def after(self, index: int, count: int) -> None:
+        """After pass ``index`` of ``count``."""
+        if not self._buffers:
+            return
+        if self.policy == "none":
+            return self.undo()
+        if self.policy == "first":
+            if index == 0:
+                self._before = [b.clone() for b in self._buffers]
+            return self.undo()
+        moving = [b for b in self._buffers if b.is_floating_point()]
+        if index == 0:
+            self._sum = [b.clone() for b in moving]
+        else:
+            torch._foreach_add_(self._sum, moving)
+        if index + 1 < count:
+            self.undo()
+        else:
+            torch._foreach_copy_(moving, torch._foreach_div(self._sum, count))
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Back to what they were."""
+        if self._before:
+            torch._foreach_copy_(self._buffers, self._before)
+
+
+def recompute_bn(model: nn.Module, loader: Iterable[Any], device: torch.device | int | None = None) -> None:
+    """Gather batch-norm's running statistics again, of the clean weights, over one pass of ``loader``.
+
+    torch's ``update_bn`` on the bare model: the mode (train or eval) and momentum are left as they were, and a loader
+    that gives nothing is an error instead of statistics lost.
+    """
+    bare = getattr(model, "_orig_mod", model)
+    bare = getattr(bare, "module", bare) if isinstance(bare, nn.parallel.DistributedDataParallel) else bare
+    statistics = RunningStatistics(bare, "none")
+    if not statistics._buffers:
+        return
+    statistics.begin()
+    modes = {module: module.training for module in bare.modules()}
+    momenta = {module: module.momentum for module in bare.modules() if isinstance(module, _NormBase)}
+    seen = 0
+
+    def counted() -> Iterable[Any]:
+        nonlocal seen
+        for batch in loader:
+            seen += 1
+            yield batch
+
+    try:
+        update_bn(counted(), bare, device)
+        if not seen:
+            raise ValueError("recompute_bn() got a loader without batches; batch-norm's statistics were left alone")
+    except BaseException:
+        statistics.undo()
+        raise
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for norm, momentum in momenta.items():
+            norm.momentum = momentum

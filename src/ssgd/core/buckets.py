@@ -1,0 +1,82 @@
+"""The selected weights as flat aliases, one bucket for each device, dtype and sharding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .parallel import Sharding, local, sharding
+
+
+@dataclass
+class Bucket:
+    """Tensors that one foreach call can serve. They alias the parameters: same storage, one dimension."""
+
+    key: tuple[Any, ...]
+    sharding: Sharding | None
+    tensors: list[Tensor] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)  # the parameter group each tensor belongs to
+    numels: list[int] = field(default_factory=list)  # elements of the whole tensor, over all shards
+
+    def copy(self) -> list[Tensor]:
+        """A copy of the tensors, in one allocation."""
+        return self.cut(torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in self.tensors]))
+
+    def empty(self) -> Tensor:
+        """Room for all elements, flat."""
+        first = self.tensors[0]
+        return torch.empty(sum(t.numel() for t in self.tensors), dtype=first.dtype, device=first.device)
+
+    def cut(self, flat: Tensor) -> list[Tensor]:
+        """``flat`` in pieces shaped like the tensors."""
+        pieces = torch.split(flat, [t.numel() for t in self.tensors])
+        return [c if t.dim() == 1 else c.view(t.shape) for c, t in zip(pieces, self.tensors, strict=True)]
+
+
+def make_buckets(parameters: Sequence[tuple[Tensor, int]]) -> list[Bucket]:
+    """Buckets of ``(parameter, group index)``; memory that is there twice (tied weights) enters once."""
+    buckets: dict[tuple[Any, ...], Bucket] = {}
+    taken: set[tuple[int, int]] = set()
+    for parameter, group in parameters:
+        tensor = _flat_alias(parameter)
+        span = _span(local(parameter))
+        if tensor.numel() and span in taken:
+            continue
+        taken.add(span)
+        cut = sharding(parameter)
+        key = (str(tensor.device), str(tensor.dtype), cut and cut.key)
+        bucket = buckets.setdefault(key, Bucket(key, cut))
+        bucket.tensors.append(tensor)
+        bucket.groups.append(group)
+        bucket.numels.append(math.prod(parameter.shape) * (2 if parameter.is_complex() else 1))
+    if any(start < end for (_, end), (start, _) in pairwise(sorted(s for s in taken if s[0] < s[1]))):
+        raise ValueError(
+            "two of the selected parameters overlap in memory without being the same tensor; "
+            "leave one of them out with perturb=select(model, where=...)"
+        )
+    return list(buckets.values())
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first and last address of a tensor: the same for a tied weight, also when one of the two is transposed."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() * bool(tensor.numel())
+
+
+@torch.no_grad()
+def _flat_alias(parameter: Tensor) -> Tensor:
+    """A one-dimensional alias that shares storage and version counter, so autograd sees every change."""
+    tensor = local(parameter).detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    if sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1 == tensor.numel():
+        return tensor.as_strided((tensor.numel(),), (1,))  # dense in another order, such as channels_last
+    return tensor

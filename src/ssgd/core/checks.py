@@ -1,0 +1,53 @@
+"""Bad arguments, answered with a sentence that says what to do."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def check_base(base: object) -> None:
+    if isinstance(base, type):
+        raise TypeError(f"pass an optimizer instance, such as {base.__name__}(model.parameters(), ...), not the class")
+    if not isinstance(base, Optimizer):
+        raise TypeError(f"the base must be a torch.optim.Optimizer, not {type(base).__name__}")
+    if hasattr(base, "points"):
+        raise TypeError(f"the base is a {type(base).__name__} already: wrap the optimizer inside it instead")
+    if isinstance(base, torch.optim.LBFGS):
+        raise TypeError("LBFGS is not served: it evaluates its closure at points of its own; use a first-order method")
+    if isinstance(base, torch.optim.SparseAdam):
+        raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def check_level(level: object) -> None:
+    """A level on a device is taken as it is: looking at it would make the host wait."""
+    if isinstance(level, Tensor):
+        if level.numel() != 1:
+            raise ValueError("a noise level given as a tensor must have one element")
+        if level.device.type != "cpu":
+            return
+        level = level.item()
+    if isinstance(level, bool) or not isinstance(level, (int, float)) or not math.isfinite(level) or level < 0:
+        raise ValueError(f"the noise level is ||n|| / ||w||: a finite number of at least 0, not {level!r}")
+
+
+def check_seed(seed: int | None) -> int:
+    """The seed; that of torch's global generator, read and not drawn from, where none was given."""
+    if seed is None:
+        return torch.initial_seed() % 2**63
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be a whole number from 0 to 2**63 - 1, not {seed!r}")
+    return seed

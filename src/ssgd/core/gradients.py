@@ -1,0 +1,81 @@
+"""``p.grad`` over the points of a step: a weighted mean, built by plain accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from .parallel import Sharding, local
+
+
+class MeanGradient:
+    """Keeps ``p.grad`` = what was there + Σ share · gradient, while backward() does nothing but add.
+
+    What has come so far is rescaled before each pass so that the pass's own gradient enters with factor one:
+    by 2 on entering a pair and by ½ on leaving it, which is exact.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], shares: Sequence[float]) -> None:
+        self.parameters = parameters
+        self.shares = shares
+
+    def before(self, index: int) -> None:
+        """Make room for pass ``index``."""
+        self._scale((self.shares[index - 1] if index else 1.0) / self.shares[index])
+
+    def end(self) -> None:
+        """After the last pass."""
+        self._scale(self.shares[-1])
+
+    @torch.no_grad()
+    def _scale(self, factor: float) -> None:
+        gradients = present(self.parameters)
+        if gradients and factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+
+
+def present(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The gradients there are, as far as they lie here."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if any(g.layout is not torch.strided for g in gradients):
+        raise RuntimeError(
+            "sparse gradients are not served: build the embedding with sparse=False, "
+            "or give its parameters an optimizer of their own"
+        )
+    return [local(g) for g in gradients]
+
+
+def clear(parameters: Iterable[Tensor]) -> None:
+    for p in parameters:
+        p.grad = None
+
+
+def fingerprint(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Changes whenever a backward() adds to a gradient."""
+    return [(id(p.grad), 0 if p.grad is None else p.grad._version) for p in parameters]
+
+
+@torch.no_grad()
+def add_back(parameters: Sequence[Tensor], aside: Sequence[Tensor | None]) -> None:
+    """``p.grad`` = what was set aside + what has come since."""
+    for p, old in zip(parameters, aside, strict=True):
+        if old is None:
+            continue
+        if p.grad is not None:
+            local(old).add_(local(p.grad))
+        p.grad = old
+
+
+def all_finite(parameters: Sequence[Tensor], shardings: Iterable[Sharding]) -> Tensor:
+    """Whether every gradient element is finite: a 0-dim tensor on the device, the same on all shards."""
+    gradients = present(parameters)
+    if not gradients:
+        return torch.tensor(True)
+    norms = torch._foreach_norm(gradients, float("inf"), dtype=torch.float32)
+    device = norms[0].device
+    bad = torch.stack([n.to(device) for n in norms]).isfinite().logical_not().any().float()
+    for cut in shardings:
+        bad = cut.sum(bad)
+    return bad == 0

@@ -1,0 +1,69 @@
+"""What n is: the laws its direction is drawn from, and the numbers it is a function of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Fill = Callable[[Tensor, torch.Generator], object]
+
+
+@dataclass(frozen=True)
+class Law:
+    """How a layer's noise is drawn.
+
+    ``fill(z, generator)`` fills the flat tensor ``z`` in place, element by element and independently: one call may
+    cover several layers or a part of one. With ``fixed_norm`` each layer's noise is then scaled to exactly
+    ``level * ||w||``; without, it is ``level * rms(w) * z``.
+    """
+
+    name: str
+    fill: Fill
+    fixed_norm: bool = True
+
+
+def _normal(z: Tensor, generator: torch.Generator) -> None:
+    z.normal_(generator=generator)
+
+
+def _sign(z: Tensor, generator: torch.Generator) -> None:
+    z.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+
+
+def _uniform(z: Tensor, generator: torch.Generator) -> None:
+    z.uniform_(-1, 1, generator=generator)
+
+
+LAWS = {
+    law.name: law
+    for law in (
+        Law("sphere", _normal),
+        Law("sign", _sign, fixed_norm=False),  # every |z| is 1, so the norm is fixed without scaling
+        Law("uniform", _uniform, fixed_norm=False),
+    )
+}
+
+
+def as_law(law: str | Law | Fill) -> Law:
+    """The law of that name, or the user's own."""
+    if isinstance(law, Law):
+        return law
+    if callable(law):
+        return Law(getattr(law, "__name__", type(law).__name__), law)
+    if law in LAWS:
+        return LAWS[law]
+    raise ValueError(f"no law called {law!r}: use one of {', '.join(LAWS)}, a Law, or a function fill(z, generator)")
+
+
+def mix(*numbers: int) -> int:
+    """One well-mixed 63-bit number from several (splitmix64), so that neighbouring steps share nothing."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1

@@ -1,0 +1,147 @@
+"""What the perturbation must know of data parallel, sharded and tensor parallel training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+if dist.is_available():
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+    from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process's part in data parallel training: the sign it takes in mirror mode, and its noise's key."""
+
+    sign: int = 1
+    key: int = 0
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a tensor is cut over a device mesh."""
+
+    mesh: Any
+    cut: tuple[bool, ...]  # a mesh dimension each: cut (shards differ) or replicated (they must stay alike)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (*self.mesh.mesh.flatten().tolist(), self.mesh.mesh.ndim, *self.cut)
+
+    @property
+    def coordinates(self) -> list[int]:
+        """This process's place along the dimensions the tensor is cut over: what its noise must depend on."""
+        return [self.mesh.get_local_rank(i) for i, cut in enumerate(self.cut) if cut]
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """``tensor`` added up over all shards, in place."""
+        for i, cut in enumerate(self.cut):
+            if cut:
+                dist.all_reduce(tensor, group=self.mesh.get_group(i))
+        return tensor
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    return dist.is_available() and isinstance(parameter, DTensor)
+
+
+def local(parameter: Tensor) -> Tensor:
+    """The part of the tensor that lies here."""
+    return parameter._local_tensor if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
+
+
+def sharding(parameter: Tensor) -> Sharding | None:
+    if not is_sharded(parameter):
+        return None
+    if any(placement.is_partial() for placement in parameter.placements):  # type: ignore[attr-defined]
+        raise ValueError("a parameter with a Partial placement cannot be perturbed; redistribute it to Shard first")
+    return Sharding(
+        parameter.device_mesh,  # type: ignore[attr-defined]
+        tuple(placement.is_shard() for placement in parameter.placements),  # type: ignore[attr-defined]
+    )
+
+
+def unwrap_ddp(model: nn.Module | None) -> DistributedDataParallel | None:
+    """The DDP module, also behind torch.compile."""
+    model = getattr(model, "_orig_mod", model)
+    return model if dist.is_available() and isinstance(model, DistributedDataParallel) else None
+
+
+def find_place(model: nn.Module | None, selected: list[Tensor], mirror: bool, per_rank: bool | None) -> Place:
+    """Where this process stands, or a sentence on why it cannot stand there."""
+    ddp = unwrap_ddp(model)
+    sharded = any(map(is_sharded, selected))
+    if sharded and model is None:
+        raise ValueError("sharded parameters need the module that was sharded: pass model=...")
+    if mirror and ddp is None and not sharded:
+        raise ValueError('mode="mirror" needs the data parallel module: pass model=DistributedDataParallel(...)')
+    replica = _replica(ddp, selected)
+    if replica is None and (mirror or per_rank):
+        raise ValueError(
+            f"{'mode=mirror' if mirror else 'per_rank=True'} is impossible here: all ranks gather the same sharded "
+            "weights. Shard over a mesh of (replicas, shards), whose replicas can differ"
+        )
+    rank, ranks = replica or (0, 1)
+    if mirror and ranks % 2:
+        raise ValueError(f'mode="mirror" needs an even number of ranks, not {ranks}')
+    if per_rank is None:
+        per_rank = ddp is not None and not mirror
+    key = 0 if not per_rank else rank // 2 if mirror else rank
+    return Place(sign=-1 if rank % 2 else 1, key=key)
+
+
+def _replica(ddp: DistributedDataParallel | None, selected: list[Tensor]) -> tuple[int, int] | None:
+    """(index, count): the rank under DDP, the place along the replicated mesh dimension under HSDP.
+
+    None where all processes hold parts of one replica, and so cannot have noise of their own.
+    """
+    sharded = [cut for cut in map(sharding, selected) if cut is not None]
+    if sharded:
+        first = sharded[0]
+        if first.cut != (False, True) or any(cut != first for cut in sharded):
+            return None
+        return first.mesh.get_local_rank(0), first.mesh.size(0)
+    if ddp is not None:
+        return dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def agree(number: int, ddp: DistributedDataParallel | None) -> int:
+    """Rank 0's number, on every rank."""
+    box = [number]
+    if ddp is None:
+        dist.broadcast_object_list(box, src=0)
+    else:
+        dist.broadcast_object_list(box, group=ddp.process_group, group_src=0)
+    return box[0]
+
+
+def reshard(model: nn.Module | None) -> None:
+    """Free gathered weights, so that the next forward gathers what lies in the shards now."""
+    if model is None or not dist.is_available():
+        return
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+@contextmanager
+def zeroing_disabled(*owners: object) -> Iterator[None]:
+    """No ``zero_grad()`` of these does anything: gradients not yet reduced must survive a closure that clears them."""
+    holders = [owner for owner in owners if owner is not None]
+    for owner in holders:
+        owner.__dict__["zero_grad"] = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        for owner in holders:
+            owner.__dict__.pop("zero_grad", None)

@@ -1,0 +1,122 @@
+"""Moving weights from w to w + n, back, to w − n and back: in place, and back bitwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .buckets import Bucket
+from .noise import Law
+
+Level = float | Tensor
+
+
+class TwoPoints:
+    """The weights of some buckets, and a copy of w for as long as they are elsewhere.
+
+    ``plus()`` copies w before it changes anything, and ``restore()`` copies it back: whatever happens in between,
+    w returns bit for bit. w − n is 2w − (w + n), so no pass holds more than the one copy.
+    """
+
+    def __init__(self, buckets: list[Bucket], law: Law, foreach: bool = True) -> None:
+        self.buckets = buckets
+        self.law = law
+        self.foreach = foreach
+        self._kept: list[list[Tensor]] = []  # w, for each bucket
+        self._mirror: list[list[Tensor]] = []  # w + n, from rest() to minus()
+
+    @property
+    def away(self) -> bool:
+        """Whether the weights may be elsewhere than at w."""
+        return bool(self._kept) and not self._mirror
+
+    @property
+    def resting(self) -> bool:
+        """Whether minus() can follow."""
+        return bool(self._mirror)
+
+    @torch.no_grad()
+    def plus(self, levels: Sequence[Level], generators: Sequence[torch.Generator]) -> None:
+        """w → w + n, with the noise level of each parameter group and a generator for each bucket."""
+        self._kept = [bucket.copy() for bucket in self.buckets]
+        for bucket, generator in zip(self.buckets, generators, strict=True):
+            flat = bucket.empty()
+            self.law.fill(flat, generator)
+            drawn = bucket.cut(flat)
+            scales = self._scales(bucket, drawn, [levels[g] for g in bucket.groups])
+            self._each("addcmul_", bucket.tensors, drawn, scales)
+        torch.clear_autocast_cache()
+
+    @torch.no_grad()
+    def rest(self) -> None:
+        """w + n → w, for minus() to follow."""
+        mirror = [bucket.copy() for bucket in self.buckets]
+        self._copy_back()
+        self._mirror = mirror
+
+    @torch.no_grad()
+    def minus(self) -> None:
+        """w → w − n, after rest()."""
+        mirror, self._mirror = self._mirror, []
+        for bucket, reflected in zip(self.buckets, mirror, strict=True):
+            self._each("mul_", bucket.tensors, [2] * len(reflected))
+            self._each("sub_", bucket.tensors, reflected)
+        torch.clear_autocast_cache()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Wherever the weights are → w. Does nothing when they were never moved."""
+        self._copy_back()
+        self._kept, self._mirror = [], []
+
+    @torch.no_grad()
+    def ratios(self) -> list[Tensor]:
+        """‖n‖ / ‖w‖ as realised, for each tensor, while the weights are away."""
+        found = []
+        for bucket, kept in zip(self.buckets, self._kept, strict=True):
+            noise = self._norms(bucket, [t - k for t, k in zip(bucket.tensors, kept, strict=True)])
+            weight = self._norms(bucket, kept)
+            found += [torch.where(w > 0, n / w, torch.zeros_like(n)) for n, w in zip(noise, weight, strict=True)]
+        return found
+
+    def _copy_back(self) -> None:
+        for bucket, kept in zip(self.buckets, self._kept, strict=False):
+            self._each("copy_", bucket.tensors, kept)
+        torch.clear_autocast_cache()
+
+    def _scales(self, bucket: Bucket, drawn: list[Tensor], levels: list[Level]) -> list[Tensor]:
+        """What the drawn tensors must be multiplied with. A layer of zeros gets zero noise."""
+        scales = self._norms(bucket, bucket.tensors)
+        if self.law.fixed_norm:
+            lengths = self._norms(bucket, drawn)
+            self._each("clamp_min_", lengths, [torch.finfo(lengths[0].dtype).tiny] * len(lengths))
+            self._each("div_", scales, lengths)
+        else:
+            self._each("div_", scales, [math.sqrt(n) for n in bucket.numels])
+        if any(isinstance(level, Tensor) for level in levels):
+            levels = [torch.as_tensor(a, dtype=s.dtype, device=s.device) for a, s in zip(levels, scales, strict=True)]
+        self._each("mul_", scales, levels)
+        return scales
+
+    def _norms(self, bucket: Bucket, tensors: list[Tensor]) -> list[Tensor]:
+        """The norm of each whole tensor, in single precision at least."""
+        wide = torch.promote_types(tensors[0].dtype, torch.float32)
+        if self.foreach:
+            norms = list(torch._foreach_norm(tensors, 2, dtype=wide))
+        else:
+            norms = [torch.linalg.vector_norm(t, 2, dtype=wide) for t in tensors]
+        if bucket.sharding is None:
+            return norms
+        return list(bucket.sharding.sum(torch.stack(norms).square_()).sqrt_().unbind())
+
+    def _each(self, op: str, tensors: list[Tensor], *others: Sequence[Any]) -> None:
+        """``t.op(o, …)`` for every tensor: one foreach call, or a loop of the same operations."""
+        if self.foreach:
+            getattr(torch, f"_foreach_{op}")(tensors, *others)
+        else:
+            for tensor, *arguments in zip(tensors, *others, strict=True):
+                getattr(tensor, op)(*arguments)

@@ -1,0 +1,86 @@
+"""Which weights get noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+KINDS: dict[str, tuple[type[nn.Module], ...]] = {
+    "conv": (nn.modules.conv._ConvNd,),
+    "dense": (nn.Linear, nn.Bilinear, nn.MultiheadAttention),
+    "recurrent": (nn.RNNBase, nn.RNNCellBase),
+    "embedding": (nn.Embedding, nn.EmbeddingBag),
+}
+
+
+def select(
+    model: nn.Module,
+    kinds: str | Iterable[str] | None = None,
+    *,
+    names: str | Iterable[str] | None = None,
+    where: Callable[[str, Tensor], bool] | None = None,
+) -> list[nn.Parameter]:
+    """The weights of ``model`` to perturb: those that pass every test given.
+
+    Args:
+        kinds: any of ``"conv"``, ``"dense"``, ``"recurrent"``, ``"embedding"``.
+        names: shell patterns over full parameter names, such as ``"layer4.*"``.
+        where: a predicate ``where(name, parameter)``. Given alone it decides alone; otherwise the tensors considered
+            are those that :class:`ssgd.SSGD` perturbs by default: two or more dimensions, no weight-norm magnitudes.
+    """
+    wanted_kinds = _strings(kinds)
+    patterns = _strings(names)
+    if unknown := [k for k in wanted_kinds or () if k not in KINDS]:
+        raise ValueError(f"no kind of layer called {unknown[0]!r}: use {', '.join(KINDS)}")
+    classes = None if wanted_kinds is None else tuple(c for kind in wanted_kinds for c in KINDS[kind])
+
+    skip = magnitudes(list(model.parameters()))
+    chosen: dict[int, nn.Parameter] = {}
+    for module_name, module in model.named_modules():
+        if classes is not None and not isinstance(_owner(model, module_name, module), classes):
+            continue
+        for own_name, parameter in module.named_parameters(recurse=False):
+            name = f"{module_name}.{own_name}".lstrip(".")
+            by_rule = parameter.dim() >= 2 and id(parameter) not in skip
+            if not parameter.requires_grad or not (by_rule or (where and classes is None and patterns is None)):
+                continue
+            if patterns is not None and not any(fnmatchcase(name, pattern) for pattern in patterns):
+                continue
+            if where is None or where(name, parameter):
+                chosen[id(parameter)] = parameter
+    if not chosen:
+        raise ValueError(
+            f"select() found no trainable weight in {type(model).__name__} with kinds={kinds!r}, names={names!r}"
+            f"{'' if where is None else ' and the predicate given'}; list(model.named_parameters()) shows what there is"
+        )
+    return list(chosen.values())
+
+
+def default_selection(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Trainable tensors of two or more dimensions, weight-norm's magnitudes left out."""
+    skip = magnitudes(parameters)
+    return [p for p in parameters if p.requires_grad and p.dim() >= 2 and id(p) not in skip]
+
+
+def magnitudes(parameters: Sequence[Tensor]) -> set[int]:
+    """The ids of weight-norm's magnitudes: shape (k, 1, …, 1), directly before the direction (k, …) they scale."""
+    found = set()
+    for this, following in pairwise(parameters):
+        column = this.dim() >= 2 and this.shape[0] > 1 and this.numel() == this.shape[0]
+        direction = following.dim() == this.dim() and following.shape[:1] == this.shape[:1]
+        if column and direction and following.numel() > this.numel():
+            found.add(id(this))
+    return found
+
+
+def _strings(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _owner(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    """The layer a parametrised tensor belongs to: ``conv`` for ``conv.parametrizations.weight``."""
+    layer, found, _ = name.partition("parametrizations.")
+    return model.get_submodule(layer.rstrip(".")) if found else module

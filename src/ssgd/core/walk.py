@@ -1,0 +1,149 @@
+"""One batch's way through its points: all that must happen around each backward()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from . import random_state
+from .batchnorm import RunningStatistics
+from .gradients import MeanGradient, clear, fingerprint
+from .parallel import reshard, unwrap_ddp
+from .points import TwoPoints
+
+
+class Point:
+    """A place to take a gradient at: ``with point:`` puts the weights there, and back.
+
+    ``sign`` is +1, −1, or 0 for the clean weights. Assign the loss to ``point.loss`` to have it logged.
+    """
+
+    loss: Tensor | float | None = None
+
+    def __init__(self, walk: Walk, index: int, sign: int) -> None:
+        self.index = index
+        self.sign = sign
+        self._walk = walk
+
+    def __enter__(self) -> Point:
+        self._walk.enter(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._walk.leave(self, failed=kind is not None)
+
+    def __repr__(self) -> str:
+        return f"Point({'clean' if self.sign == 0 else 'w + n' if self.sign > 0 else 'w − n'})"
+
+
+@dataclass
+class Walk:
+    """The points of one batch, in order. A point with sign +1 draws new noise, −1 mirrors the last."""
+
+    signs: Sequence[int]
+    shares: Sequence[float]
+    weights: TwoPoints
+    plus: Callable[[], None]  # w → w + n, with the next noise
+    parameters: Sequence[Tensor]  # all that the base updates
+    model: nn.Module | None
+    statistics: RunningStatistics
+    same_rng: bool
+
+    def __post_init__(self) -> None:
+        self.points = [Point(self, i, sign) for i, sign in enumerate(self.signs)]
+        self.done = 0
+        self.inside = False
+        self.cut_short = False
+        self._gradients = MeanGradient(self.parameters, self.shares)
+        self._cleanup = ExitStack()
+
+    @property
+    def complete(self) -> bool:
+        return self.done == len(self.points)
+
+    @property
+    def half_way(self) -> bool:
+        return not self.cut_short and (self.inside or 0 < self.done < len(self.points))
+
+    def __iter__(self) -> Iterator[Point]:
+        try:
+            for point in self.points:
+                yield point
+                if self.done <= point.index:
+                    raise RuntimeError("a point was passed over: wrap the passes in `with point:`")
+        finally:
+            if self.inside or self.weights.away:  # interrupted on the threshold of a `with`
+                self.abandon()
+            elif not self.complete:
+                self.weights.restore()
+
+    def enter(self, point: Point) -> None:
+        if self.inside:
+            raise RuntimeError("points cannot be nested: leave the `with point:` you are in first")
+        if self.cut_short or point.index != self.done:
+            raise RuntimeError("this point is over: take points in order, each once, from a new points() or split()")
+        if point.index and fingerprint(self.parameters) != self._seen:
+            raise RuntimeError("a backward() ran after its point was left: call backward() inside `with point:`")
+        try:
+            self.inside = True
+            self._gradients.before(point.index)
+            if point.index == 0:
+                self.statistics.begin()
+            self._move(point.sign)
+            if self.same_rng:
+                self._share_random_state(point.index)
+            ddp = unwrap_ddp(self.model)
+            if ddp is not None and point is not self.points[-1]:
+                self._cleanup.enter_context(ddp.no_sync())  # one all-reduce a step: the last pass carries the sum
+        except BaseException:
+            self.abandon()
+            raise
+
+    def leave(self, point: Point, failed: bool) -> None:
+        try:
+            self._cleanup.close()
+            if failed:
+                return self.abandon()
+            mirrored = point is not self.points[-1] and self.signs[point.index + 1] < 0
+            self.weights.rest() if mirrored else self.weights.restore()
+            reshard(self.model)
+            self.statistics.after(point.index, len(self.points))
+            if point is self.points[-1]:
+                self._gradients.end()
+            self._seen = fingerprint(self.parameters)
+            self.done += 1
+            self.inside = False
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Weights and statistics as before the batch, its gradients dropped: it can be skipped."""
+        self.weights.restore()
+        reshard(self.model)
+        self._cleanup.close()
+        self.statistics.undo()
+        clear(self.parameters)
+        self.inside = False
+        self.cut_short = True
+
+    def _move(self, sign: int) -> None:
+        reshard(self.model)  # gathered weights left over from before would hide the change
+        if sign > 0 or (sign < 0 and not self.weights.resting):
+            self.plus()
+        if sign < 0:
+            if self.weights.away:  # a point −n of its own
+                self.weights.rest()
+            self.weights.minus()
+
+    def _share_random_state(self, index: int) -> None:
+        if index == 0:
+            self._random = random_state.snapshot({p.device for p in self.parameters})
+        else:
+            random_state.put_back(self._random)

@@ -1,0 +1,241 @@
+"""An optimizer around an optimizer: shares its groups and state, and takes its gradient over the points of a walk."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .checks import check_base, check_choice
+from .gradients import add_back, all_finite
+from .parallel import sharding, unwrap_ddp, zeroing_disabled
+from .walk import Point, Walk
+
+Loss = Tensor | float
+
+
+class Wrapper(Optimizer):
+    """What every method around a base has in common: the three ways in, and being an optimizer like any other.
+
+    A method says which points a batch is taken through (``points``) and keeps what it must remember in ``own_keys`` of
+    each parameter group, so that every checkpoint format carries it.
+    """
+
+    own_keys: tuple[str, ...] = ()
+    not_copied: tuple[str, ...] = ("_walk",)  # what a copy or a pickle makes anew
+    _walk: Walk | None
+
+    def __init__(self, base: Optimizer, own: dict[str, Any], model: nn.Module | None, nonfinite: str) -> None:
+        check_base(base)
+        check_choice("nonfinite", nonfinite, ("step", "skip", "raise"))
+        self.base = base
+        self.model = model
+        self.nonfinite = nonfinite
+        self._losses: list[Loss] = []
+        self._warned = False
+        self._reset()
+        state = base.state
+        super().__init__(base.param_groups, {**base.defaults, **own})
+        base.state = state
+
+    def points(self) -> Iterator[Point]:
+        """The points to take this batch's gradient at; run forward and backward inside ``with point:``."""
+        raise NotImplementedError
+
+    def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # type: ignore[override]
+        """The base's step with the mean gradient. With a closure, first calls it at every point.
+
+        Returns the mean of the closure's losses.
+        """
+        loss = None if closure is None else self._evaluate(closure)
+        walk = self._walk
+        if walk is None:
+            self._warn_without_points()
+        elif walk.half_way:
+            raise RuntimeError(
+                f"step() after {walk.done} of {len(walk.points)} points: run all that points() or split() gives "
+                "before step(), or call zero_grad() to drop the batch"
+            )
+        elif walk.cut_short:
+            raise RuntimeError("an exception cut the batch short and its gradients were dropped: skip this step()")
+        self._step_base()
+        self._end_step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; this ends the step."""
+        if not self._in_closure:
+            if self._walk is not None and self._walk.inside:
+                raise RuntimeError("zero_grad() inside a point would drop the other points' gradients: call it before")
+            self._end_step()
+        super().zero_grad(set_to_none)
+
+    @property
+    def losses(self) -> list[Loss]:
+        """The last batch's loss at each point, where a closure returned it or ``point.loss`` was set."""
+        return self._losses
+
+    # --- groups, state and checkpoints: the base's -----------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        return self.base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.base.state = state
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        return getattr(self.base, "_step_supports_amp_scaling", False)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._refuse_inside("add_param_group()")
+        for key in self.own_keys:
+            param_group.setdefault(key, self.defaults[key])
+        self.base.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        self._refuse_inside("state_dict()")
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also takes a checkpoint of the base alone: what is the method's own then stays as it is."""
+        self._refuse_inside("load_state_dict()")
+        own = [{key: group[key] for key in self.own_keys} for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, mine in zip(self.param_groups, own, strict=True):
+            for key, value in mine.items():
+                group.setdefault(key, value)
+        self._walk = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_inside("a copy")
+        return {key: value for key, value in self.__dict__.items() if key not in self.not_copied}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "base" in state:
+            self._reset()
+            super().__setstate__(state)
+        else:  # from load_state_dict()
+            self.base.__setstate__(state)
+
+    # --- below here: how --------------------------------------------------------------------------------------------
+
+    def _reset(self) -> None:
+        self._walk = None
+        self._in_closure = False
+
+    def _begin(self, walk: Callable[[], Walk]) -> Walk:
+        """A new walk, once it is clear that the last one has ended well."""
+        last = self._walk
+        if last is not None and last.inside:
+            raise RuntimeError("points cannot be nested: leave the `with point:` you are in first")
+        if last is not None and last.half_way:
+            raise RuntimeError(
+                f"the last batch was left after {last.done} of {len(last.points)} points: call zero_grad() to drop it"
+            )
+        if last is not None and (last.cut_short or all(p.grad is None for p in self._parameters())):
+            self._end_step()  # GradScaler skipped the step, or the gradients were cleared behind our back
+        self._walk = walk()
+        return self._walk
+
+    def _evaluate(self, closure: Callable[[], Loss]) -> Loss:
+        """Call the closure at every point; right whether or not it clears gradients."""
+        for point in self.points():
+            with point:
+                self._in_closure = True
+                try:
+                    point.loss = self._call(closure, first=point.index == 0)
+                finally:
+                    self._in_closure = False
+        losses = self._note_losses()
+        return sum(losses[1:], losses[0]) / len(losses)
+
+    def _call(self, closure: Callable[[], Loss], first: bool) -> Loss:
+        """The first call may clear what was there before; the later ones must not clear what the first has left."""
+        parameters = self._parameters()
+        ddp = unwrap_ddp(self.model)
+        with torch.enable_grad():
+            if first:
+                loss = closure()
+            elif ddp is not None:  # DDP reduces what p.grad holds, so it has to stay there
+                with zeroing_disabled(self, self.base, ddp, ddp.module):
+                    loss = closure()
+            else:
+                aside = [p.grad for p in parameters]
+                for p in parameters:
+                    p.grad = None
+                loss = closure()
+                add_back(parameters, aside)
+        if loss is None:
+            raise RuntimeError("the closure returned nothing: end it with `return loss`")
+        return loss
+
+    def _step_base(self) -> None:
+        """The base's step, with what GradScaler left for fused kernels, and non-finite gradients judged first."""
+        scaling: dict[str, Any] = {
+            key: self.__dict__[key] for key in ("grad_scale", "found_inf") if key in self.__dict__
+        }
+        if self.nonfinite != "step":
+            parameters = self._parameters()
+            finite = all_finite(parameters, {s for s in map(sharding, parameters) if s is not None})
+            if self.nonfinite == "skip" and self._step_supports_amp_scaling:  # the kernel skips, the host need not wait
+                scaling["found_inf"] = scaling.get("found_inf", 0) + (~finite).float()
+                scaling.setdefault("grad_scale", None)
+            elif capturing():
+                raise RuntimeError(f"nonfinite={self.nonfinite!r} in a CUDA graph needs 'skip' and a fused base")
+            elif not finite:
+                if self.nonfinite == "raise":
+                    raise FloatingPointError("a gradient is not finite: zero_grad() and skip the batch, or lower lr")
+                return
+        self.base.__dict__.update(scaling)
+        try:
+            self.base.step()
+        finally:
+            for key in scaling:
+                self.base.__dict__.pop(key, None)
+
+    def _end_step(self) -> None:
+        if self._walk is not None:
+            self._note_losses()
+            self._walk = None
+
+    def _note_losses(self) -> list[Loss]:
+        points = [] if self._walk is None else self._walk.points
+        found = [point.loss for point in points if point.loss is not None]
+        self._losses = [loss.detach() if isinstance(loss, Tensor) else loss for loss in found]
+        return self._losses
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _refuse_inside(self, what: str) -> None:
+        if self._walk is not None and self._walk.inside:
+            raise RuntimeError(f"{what} inside a point would see perturbed weights: leave the `with point:` first")
+
+    def _warn_without_points(self) -> None:
+        initialising = all(not group.get("lr", 1) for group in self.param_groups)  # torch's checkpoints do that
+        if not self._warned and not initialising:
+            self._warned = True
+            warnings.warn(
+                f"{type(self).__name__}.step() without points() before it is the base optimizer's plain step",
+                stacklevel=4,
+            )
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

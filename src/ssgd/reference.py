@@ -1,0 +1,82 @@
+"""The paper's step in its own notation: slow, readable, the oracle of the tests.
+
+    w̃₊ = w + n,   w̃₋ = w − n,   ‖n_l‖ = a ‖w_l‖ in each layer l
+    g  = ( ∇L(w̃₊) + ∇L(w̃₋) ) / 2
+    w  ← the base optimizer's step with g
+
+It holds w, n and every gradient in memory at once, and serves one process, one device and one dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .core.noise import Law, as_law, mix
+
+
+class Reference:
+    """S-SGD as the paper writes it. ``loss`` functions return L at the weights as they are now."""
+
+    def __init__(
+        self,
+        base: Optimizer,
+        a: float,
+        layers: Sequence[Tensor],
+        law: str | Law = "sphere",
+        pairs: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.base, self.a, self.layers, self.pairs, self.seed = base, a, layers, pairs, seed
+        self.law = as_law(law)
+        self.t = 0
+
+    def step(self, *losses: Callable[[], Tensor], shares: Sequence[float] = (0.5, 0.5)) -> None:
+        """One update. One loss is taken at both points (`both`); two are taken at one point each (`split`)."""
+        plus_loss, minus_loss = losses if len(losses) == 2 else losses * 2
+        parameters = [p for group in self.base.param_groups for p in group["params"]]
+        w = [layer.detach().clone() for layer in self.layers]
+        g: list[list[Tensor]] = []
+        for n in self.noise(w):
+            g.append(self._gradient(parameters, plus_loss, [w_l + n_l for w_l, n_l in zip(w, n, strict=True)]))
+            g.append(self._gradient(parameters, minus_loss, [w_l - n_l for w_l, n_l in zip(w, n, strict=True)]))
+        self._set_layers(w)
+        for i, p in enumerate(parameters):
+            p.grad = sum(
+                (share * g_k[i] for share, g_k in zip(list(shares) * self.pairs, g, strict=True)), torch.zeros_like(p)
+            )
+            p.grad /= self.pairs
+        self.base.step()
+        self.t += 1
+
+    def noise(self, w: Sequence[Tensor]) -> list[list[Tensor]]:
+        """n for each pair of update t: one flat draw, cut into layers, each layer scaled."""
+        generator = torch.Generator(w[0].device).manual_seed(mix(self.seed, self.t, 0, 0))
+        pairs = []
+        for _ in range(self.pairs):
+            z = torch.empty(sum(w_l.numel() for w_l in w), dtype=w[0].dtype, device=w[0].device)
+            self.law.fill(z, generator)
+            directions = [
+                z_l.view_as(w_l) for z_l, w_l in zip(torch.split(z, [w_l.numel() for w_l in w]), w, strict=True)
+            ]
+            pairs.append([self._scaled(z_l, w_l) for z_l, w_l in zip(directions, w, strict=True)])
+        return pairs
+
+    def _scaled(self, z_l: Tensor, w_l: Tensor) -> Tensor:
+        if self.law.fixed_norm:
+            return self.a * w_l.norm() * z_l / z_l.norm()
+        return self.a * w_l.norm() / math.sqrt(w_l.numel()) * z_l
+
+    def _gradient(self, parameters: list[Tensor], loss: Callable[[], Tensor], point: list[Tensor]) -> list[Tensor]:
+        self._set_layers(point)
+        gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]
+
+    @torch.no_grad()
+    def _set_layers(self, values: Sequence[Tensor]) -> None:
+        for layer, value in zip(self.layers, values, strict=True):
+            layer.copy_(value)
