@@ -40,36 +40,33 @@ class Reference:
         plus_loss, minus_loss = losses if len(losses) == 2 else losses * 2
         parameters = [p for group in self.base.param_groups for p in group["params"]]
         w = [layer.detach().clone() for layer in self.layers]
-        g: list[list[Tensor]] = []
+        g = [torch.zeros_like(p) for p in parameters]
         for n in self.noise(w):
-            g.append(self._gradient(parameters, plus_loss, [w_l + n_l for w_l, n_l in zip(w, n, strict=True)]))
-            g.append(self._gradient(parameters, minus_loss, [w_l - n_l for w_l, n_l in zip(w, n, strict=True)]))
+            g_plus = self._gradient(parameters, plus_loss, [w_l + n_l for w_l, n_l in zip(w, n, strict=True)])
+            g_minus = self._gradient(parameters, minus_loss, [w_l - n_l for w_l, n_l in zip(w, n, strict=True)])
+            for g_i, plus, minus in zip(g, g_plus, g_minus, strict=True):
+                g_i += (shares[0] * plus + shares[1] * minus) / self.pairs
         self._set_layers(w)
-        for i, p in enumerate(parameters):
-            p.grad = sum(
-                (share * g_k[i] for share, g_k in zip(list(shares) * self.pairs, g, strict=True)), torch.zeros_like(p)
-            )
-            p.grad /= self.pairs
+        for p, g_i in zip(parameters, g, strict=True):
+            p.grad = g_i
         self.base.step()
         self.t += 1
 
     def noise(self, w: Sequence[Tensor]) -> list[list[Tensor]]:
         """n for each pair of update t: one flat draw, cut into layers, each layer scaled."""
         generator = torch.Generator(w[0].device).manual_seed(mix(self.seed, self.t, 0, 0))
+        sizes = [w_l.numel() for w_l in w]
         pairs = []
         for _ in range(self.pairs):
-            z = torch.empty(sum(w_l.numel() for w_l in w), dtype=w[0].dtype, device=w[0].device)
+            z = torch.empty(sum(sizes), dtype=w[0].dtype, device=w[0].device)
             self.law.fill(z, generator)
-            directions = [
-                z_l.view_as(w_l) for z_l, w_l in zip(torch.split(z, [w_l.numel() for w_l in w]), w, strict=True)
-            ]
-            pairs.append([self._scaled(z_l, w_l) for z_l, w_l in zip(directions, w, strict=True)])
+            pairs.append([self._scaled(z_l, w_l) for z_l, w_l in zip(torch.split(z, sizes), w, strict=True)])
         return pairs
 
     def _scaled(self, z_l: Tensor, w_l: Tensor) -> Tensor:
-        if self.law.fixed_norm:
-            return self.a * w_l.norm() * z_l / z_l.norm()
-        return self.a * w_l.norm() / math.sqrt(w_l.numel()) * z_l
+        length = torch.linalg.vector_norm(z_l) if self.law.fixed_norm else math.sqrt(w_l.numel())
+        n_l: Tensor = self.a * torch.linalg.vector_norm(w_l) * z_l / length
+        return n_l.view_as(w_l)
 
     def _gradient(self, parameters: list[Tensor], loss: Callable[[], Tensor], point: list[Tensor]) -> list[Tensor]:
         self._set_layers(point)

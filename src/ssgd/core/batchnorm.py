@@ -26,34 +26,27 @@ class RunningStatistics:
         if model is not None and policy != "both":
             self._buffers = [b for m in model.modules() if isinstance(m, _NormBase) for b in m.buffers(recurse=False)]
         self._before: list[Tensor] = []
-        self._sum: list[Tensor] = []
+        self._result: list[Tensor] = []  # what the passes so far amount to
 
     @torch.no_grad()
     def begin(self) -> None:
         """Before the first pass."""
         self._before = [b.clone() for b in self._buffers]
-        self._sum = []
 
     @torch.no_grad()
     def after(self, index: int, count: int) -> None:
         """After pass ``index`` of ``count``."""
         if not self._buffers:
             return
-        if self.policy == "none":
-            return self.undo()
-        if self.policy == "first":
-            if index == 0:
-                self._before = [b.clone() for b in self._buffers]
-            return self.undo()
-        moving = [b for b in self._buffers if b.is_floating_point()]
         if index == 0:
-            self._sum = [b.clone() for b in moving]
-        else:
-            torch._foreach_add_(self._sum, moving)
-        if index + 1 < count:
-            self.undo()
-        else:
-            torch._foreach_copy_(moving, torch._foreach_div(self._sum, count))
+            self._result = [b.clone() for b in (self._before if self.policy == "none" else self._buffers)]
+        elif self.policy == "once":
+            share = 1 / (index + 1)
+            for result, b in zip(self._result, self._buffers, strict=True):
+                if b.is_floating_point():
+                    result.lerp_(b, share)
+        last = index + 1 == count
+        torch._foreach_copy_(self._buffers, self._result if last else self._before)
 
     @torch.no_grad()
     def undo(self) -> None:

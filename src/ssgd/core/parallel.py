@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -72,6 +72,16 @@ def unwrap_ddp(model: nn.Module | None) -> DistributedDataParallel | None:
     """The DDP module, also behind torch.compile."""
     model = getattr(model, "_orig_mod", model)
     return model if dist.is_available() and isinstance(model, DistributedDataParallel) else None
+
+
+def no_sync(ddp: DistributedDataParallel) -> AbstractContextManager[None]:
+    """Passes whose gradients stay here, for a later pass to reduce."""
+    if ddp.static_graph:  # torch then fails, or reduces nothing from the second step on (pytorch issue 143580)
+        raise RuntimeError(
+            "DistributedDataParallel(static_graph=True) cannot leave a pass unreduced, and a pair of points has one "
+            'such pass: build it without static_graph, or use mode="mirror" with one pair'
+        )
+    return cast(AbstractContextManager[None], ddp.no_sync())
 
 
 def find_place(model: nn.Module | None, selected: list[Tensor], mirror: bool, per_rank: bool | None) -> Place:

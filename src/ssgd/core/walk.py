@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from . import random_state
 from .batchnorm import RunningStatistics
 from .gradients import MeanGradient, clear, fingerprint
-from .parallel import reshard, unwrap_ddp
+from .parallel import no_sync, reshard, unwrap_ddp
 from .points import TwoPoints
 
 
@@ -100,7 +100,7 @@ class Walk:
                 self._share_random_state(point.index)
             ddp = unwrap_ddp(self.model)
             if ddp is not None and point is not self.points[-1]:
-                self._cleanup.enter_context(ddp.no_sync())  # one all-reduce a step: the last pass carries the sum
+                self._cleanup.enter_context(no_sync(ddp))  # one all-reduce a step: the last pass carries the sum
         except BaseException:
             self.abandon()
             raise
@@ -110,7 +110,7 @@ class Walk:
             self._cleanup.close()
             if failed:
                 return self.abandon()
-            mirrored = point is not self.points[-1] and self.signs[point.index + 1] < 0
+            mirrored = point.sign > 0 and point is not self.points[-1] and self.signs[point.index + 1] < 0
             self.weights.rest() if mirrored else self.weights.restore()
             reshard(self.model)
             self.statistics.after(point.index, len(self.points))

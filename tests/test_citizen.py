@@ -1,0 +1,243 @@
+"""SSGD is an optimizer like any other: schedulers, hooks, scaling, groups, copies, checkpoints."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
+
+from ssgd import SSGD
+
+from .problems import WAYS, mlp, run_passes, same, take_step, vectors, weights
+
+
+def start(base=SGD, noise=0.3, **options):
+    model = mlp(torch.float32)
+    options = {"lr": 0.1, "momentum": 0.9, **options} if base is SGD else {"lr": 0.01, **options}
+    return model, SSGD(base(model.parameters(), **options), noise, seed=1)
+
+
+def test_is_an_optimizer_that_shares_groups_and_state():
+    model, opt = start()
+    assert isinstance(opt, Optimizer)
+    assert opt.param_groups is opt.base.param_groups and opt.state is opt.base.state
+    take_step(opt, "points", model, *vectors(dtype=torch.float32))
+    assert "momentum_buffer" in opt.state[model[0].weight]
+
+
+def test_wrapping_keeps_state_the_base_already_has():
+    model = mlp(torch.float32)
+    base = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = vectors(dtype=torch.float32)
+    take_step(base, "plain", model, x, y)
+    momentum = base.state[model[0].weight]["momentum_buffer"].clone()
+    opt = SSGD(base, 0.3)
+    assert torch.equal(opt.state[model[0].weight]["momentum_buffer"], momentum)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        lambda o: CosineAnnealingWarmRestarts(o, 3),
+        lambda o: SequentialLR(o, [LinearLR(o), CosineAnnealingWarmRestarts(o, 3)], [2]),
+        lambda o: OneCycleLR(o, 0.5, total_steps=10),
+        lambda o: ReduceLROnPlateau(o, patience=0),
+    ],
+)
+def test_learning_rate_schedulers(way, scheduler):
+    x, y = vectors(dtype=torch.float32)
+    model, opt = start()
+    plain_model = mlp(torch.float32)
+    plain = SGD(plain_model.parameters(), lr=0.1, momentum=0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns when a scheduler steps before its optimizer
+        ours, theirs, rates = scheduler(opt), scheduler(plain), set()
+        for _ in range(5):
+            take_step(opt, way, model, x, y)
+            take_step(plain, "plain", plain_model, x, y)
+            for s in (ours, theirs):
+                s.step(1.0) if isinstance(s, ReduceLROnPlateau) else s.step()
+            rates.add(opt.param_groups[0]["lr"])
+            assert opt.param_groups[0]["lr"] == plain.param_groups[0]["lr"] == opt.base.param_groups[0]["lr"]
+    assert len(rates) > 2
+
+
+def test_a_tensor_learning_rate():
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=torch.tensor(0.1), foreach=False), 0.3)
+    before = weights(model)
+    take_step(opt, "points", model, *vectors(dtype=torch.float32))
+    assert not same(model, before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_hooks_run_once_a_step(way):
+    model, opt = start()
+    ran = []
+    opt.register_step_pre_hook(lambda *_: ran.append("pre"))
+    opt.register_step_post_hook(lambda *_: ran.append("post"))
+    opt.base.register_step_pre_hook(lambda *_: ran.append("base"))
+    take_step(opt, way, model, *vectors(dtype=torch.float32))
+    assert ran == ["pre", "base", "post"]
+    opt.register_state_dict_post_hook(lambda o, d: {**d, "mark": 1})
+    opt.register_load_state_dict_post_hook(lambda o: ran.append("loaded"))
+    opt.load_state_dict({k: v for k, v in opt.state_dict().items() if k != "mark"})
+    assert opt.state_dict()["mark"] == 1 and ran[-1] == "loaded"
+
+
+def test_groups_can_be_added():
+    model, opt = start()
+    x, y = vectors(dtype=torch.float32)
+    take_step(opt, "points", model, x, y)
+    extra = torch.nn.Linear(3, 3)
+    opt.add_param_group({"params": list(extra.parameters()), "lr": 0.5, "noise": 0.1})
+    assert opt.param_groups[1]["noise_step"] == 1 and opt.param_groups[1]["noise_seed"] == 1
+    assert opt.param_groups[1]["momentum"] == 0.9
+    model.append(extra)
+    before = weights(extra)
+    for point in opt.points():
+        with point:
+            torch.testing.assert_close((extra.weight - before[0]).norm(), 0.1 * before[0].norm())
+            F.cross_entropy(model(x), y).backward()
+    opt.step()
+    assert not same(extra, before)
+    with pytest.raises(ValueError, match="noise level"):
+        opt.add_param_group({"params": [torch.ones(2, 2, requires_grad=True)], "noise": -1.0})
+    assert len(opt.param_groups) == 2
+
+
+def test_named_parameters():
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.named_parameters(), lr=0.1), 0.3)
+    take_step(opt, "points", model, *vectors(dtype=torch.float32))
+    assert opt.state_dict()["param_groups"][0]["param_names"][0] == "0.weight"
+
+
+def test_repr_says_what_it_is():
+    _, opt = start()
+    text = repr(opt)
+    assert "SSGD(mode='both', law='sphere'" in text and "noise: 0.3" in text and "momentum: 0.9" in text
+
+
+def test_state_dict_carries_seed_and_counter_and_loads_where_they_are_missing():
+    model, opt = start()
+    x, y = vectors(dtype=torch.float32)
+    take_step(opt, "points", model, x, y)
+    saved = copy.deepcopy(opt.state_dict())
+    group = saved["param_groups"][0]
+    assert (group["noise"], group["noise_seed"], group["noise_step"]) == (0.3, 1, 1)
+
+    plain = SGD(mlp(torch.float32).parameters(), lr=0.7, momentum=0.5)
+    opt.load_state_dict(plain.state_dict())  # a checkpoint from before SSGD
+    assert opt.param_groups[0]["lr"] == 0.7
+    assert (opt.param_groups[0]["noise"], opt.param_groups[0]["noise_step"]) == (0.3, 1)
+    plain.load_state_dict(saved)  # and back to a plain run
+    assert plain.param_groups[0]["lr"] == 0.1
+
+
+def test_loading_reaches_the_base():
+    model, opt = start(Adam)
+    take_step(opt, "points", model, *vectors(dtype=torch.float32))
+    twin_model, twin = start(Adam)
+    twin_model.load_state_dict(model.state_dict())
+    twin.load_state_dict(opt.state_dict())
+    assert twin.base.param_groups is twin.param_groups
+    assert torch.equal(twin.base.state[twin_model[0].weight]["exp_avg"], opt.state[model[0].weight]["exp_avg"])
+
+
+def test_pickle_and_deepcopy_keep_options():
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, model=model, law="uniform", pairs=2, bn_stats="once", rng="same")
+    for twin in (pickle.loads(pickle.dumps(opt)), copy.deepcopy(opt)):
+        assert (twin.law.name, twin.pairs, twin.bn_stats, twin.rng) == ("uniform", 2, "once", "same")
+        assert twin.model is not model
+        assert {id(p) for p in twin.model.parameters()} == {id(p) for g in twin.param_groups for p in g["params"]}
+
+
+def test_deepcopy_follows_an_explicit_selection():
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, perturb=[model[2].weight])
+    twin_model, twin = copy.deepcopy((model, opt))
+    assert twin.selected[0] is twin_model[2].weight
+
+
+@pytest.mark.parametrize("way", ["points", "split"])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("base", [SGD, Adam])
+def test_grad_scaler(way, fused, unscale, base):
+    """Scaled training gives what unscaled training gives; an overflow skips the step and moves the noise on."""
+    x, y = vectors(dtype=torch.float32)
+    model, opt = start(base, fused=fused)
+    plain_model, plain = start(base)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(4):
+        opt.zero_grad()
+        run_passes(opt, way, model, x, y, scale=scaler.scale)
+        if step == 2:
+            model[0].weight.grad[0, 0] = float("inf")
+            before = weights(model)
+        if unscale:
+            scaler.unscale_(opt)
+        scaler.step(opt)
+        scaler.update()
+        if step == 2:
+            assert same(model, before)
+            plain.zero_grad()
+            run_passes(plain, way, plain_model, x, y)
+            plain.zero_grad()  # the same noise is used up
+        else:
+            take_step(plain, way, plain_model, x, y)
+    assert scaler.get_scale() == 2.0**9
+    for p, q in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+    assert opt.param_groups[0]["noise_step"] >= 3
+    assert not hasattr(opt.base, "found_inf") and not hasattr(opt.base, "grad_scale")
+
+
+def test_grad_scaler_refuses_closures():
+    """torch's own rule; its sentence names the scaler."""
+    _, opt = start()
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(RuntimeError, match="Closure use is not currently supported if GradScaler is enabled"):
+        scaler.step(opt, closure=lambda: torch.tensor(0.0))
+
+
+def test_step_without_points_is_the_bases_and_warns_once():
+    x, y = vectors(dtype=torch.float32)
+    model, opt = start()
+    plain_model = mlp(torch.float32)
+    plain = SGD(plain_model.parameters(), lr=0.1, momentum=0.9)
+    for m, o in ((model, opt), (plain_model, plain)):
+        F.cross_entropy(m(x), y).backward()
+        if o is opt:
+            with pytest.warns(UserWarning, match=r"without points\(\) before it is the base optimizer's plain step"):
+                o.step()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                o.step()
+        else:
+            o.step()
+            o.step()
+    assert same(model, plain_model)
+    assert opt.param_groups[0]["noise_step"] == 0
+
+
+def test_several_optimizers_at_once():
+    x, y = vectors(dtype=torch.float32)
+    model = mlp(torch.float32)
+    a = SSGD(SGD(model[0].parameters(), lr=0.1), 0.3, seed=1)
+    b = SSGD(SGD(model[2].parameters(), lr=0.1), 0.3, seed=2)
+    before = weights(model)
+    for point_a, point_b in zip(a.points(), b.points(), strict=True):
+        with point_a, point_b:
+            F.cross_entropy(model(x), y).backward()
+    assert same(model, before)
+    a.step()
+    b.step()
+    assert not same(model, before)

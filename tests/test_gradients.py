@@ -1,0 +1,209 @@
+"""p.grad is a mean whenever no pair is open."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim import SGD
+
+from ssgd import SSGD
+
+from .problems import WAYS, mlp, run_passes, vectors
+
+
+def hand_made(model, opt, pairs_of_batches, shares=(0.5, 0.5)):
+    """Σ over batches of the weighted mean of ∇L at w + n and w − n, by torch.autograd.grad."""
+    clean = [p.detach().clone() for p in model.parameters()]
+    moved = []
+    for point in opt.points():
+        with point:
+            moved.append([p.detach().clone() for p in model.parameters()])
+    opt._walk = None  # a look, not a step
+
+    def at(values, x, y):
+        with torch.no_grad():
+            for p, v in zip(model.parameters(), values, strict=True):
+                p.copy_(v)
+        return torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for (x_plus, y_plus), (x_minus, y_minus) in pairs_of_batches:
+        for t, a, b in zip(total, at(moved[0], x_plus, y_plus), at(moved[1], x_minus, y_minus), strict=True):
+            t += shares[0] * a + shares[1] * b
+    with torch.no_grad():
+        for p, v in zip(model.parameters(), clean, strict=True):
+            p.copy_(v)
+    return total
+
+
+def assert_gradients(model, expected):
+    for p, e in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, e, rtol=1e-9, atol=1e-12)
+
+
+def start(**options):
+    model = mlp()
+    return model, SSGD(SGD(model.parameters(), lr=0.1), 0.4, seed=2, **options)
+
+
+def test_points_leave_the_mean():
+    model, opt = start()
+    x, y = vectors()
+    expected = hand_made(model, opt, [((x, y), (x, y))])
+    run_passes(opt, "points", model, x, y)
+    assert_gradients(model, expected)
+
+
+@pytest.mark.parametrize("samples", [2, 3, 7, 8])
+def test_split_weighs_each_half_by_its_share(samples):
+    model, opt = start()
+    x, y = vectors(samples)
+    k = (samples + 1) // 2
+    expected = hand_made(model, opt, [((x[:k], y[:k]), (x[k:], y[k:]))], shares=(k / samples, (samples - k) / samples))
+    run_passes(opt, "split", model, x, y)
+    assert_gradients(model, expected)
+
+
+@pytest.mark.parametrize("way", ["points", "split"])
+@pytest.mark.parametrize("samples", [8, 7])
+def test_accumulation_adds_means(way, samples):
+    model, opt = start()
+    batches = [vectors(samples, seed=s) for s in range(3)]
+    k = (samples + 1) // 2
+    if way == "points":
+        expected = hand_made(model, opt, [(b, b) for b in batches])
+    else:
+        cut = [((x[:k], y[:k]), (x[k:], y[k:])) for x, y in batches]
+        expected = hand_made(model, opt, cut, shares=(k / samples, 1 - k / samples))
+    for x, y in batches:
+        run_passes(opt, way, model, x, y)
+    assert_gradients(model, expected)
+
+
+@pytest.mark.parametrize("way", ["points", "split"])
+def test_accumulation_is_exact_for_powers_of_two(way):
+    """Twice the same batch is twice the gradient, to the last bit: ×2 and ×½ round nothing."""
+    model, opt = start()
+    x, y = vectors()
+    run_passes(opt, way, model, x, y)
+    once = [p.grad.clone() for p in model.parameters()]
+    run_passes(opt, way, model, x, y)
+    for p, g in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(p.grad, 2 * g, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("way", ["points", "split"])
+def test_clipping_and_logged_norms_see_the_mean(way):
+    model, opt = start()
+    x, y = vectors()
+    halves = ((x[:4], y[:4]), (x[4:], y[4:])) if way == "split" else ((x, y), (x, y))
+    expected = hand_made(model, opt, [halves, halves])
+    norm = torch.linalg.vector_norm(torch.cat([e.flatten() for e in expected]))
+    run_passes(opt, way, model, x, y)
+    run_passes(opt, way, model, x, y)
+    seen = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1 * norm.item())
+    torch.testing.assert_close(seen, norm)
+    assert_gradients(model, [0.1 * norm / (norm + 1e-6) * e for e in expected])  # torch's own 1e-6
+
+
+def test_a_clean_gradient_can_be_added_outside_the_points():
+    model, opt = start()
+    x, y = vectors()
+    expected = hand_made(model, opt, [((x, y), (x, y))])
+    penalty = lambda: sum(p.pow(2).sum() for p in model.parameters())  # noqa: E731
+    penalty().backward()
+    run_passes(opt, "points", model, x, y)
+    penalty().backward()
+    assert_gradients(model, [e + 4 * p.detach() for e, p in zip(expected, model.parameters(), strict=True)])
+
+
+@pytest.mark.parametrize("clear", ["opt", "opt, in place", "model", "model, in place", "base", "by hand", "never"])
+@pytest.mark.parametrize("stale", [False, True])
+def test_closures_that_clear_and_those_that_do_not(clear, stale):
+    """Also with gradients there before: a clearing closure drops them, another adds to them, as with any optimizer."""
+    model, opt = start()
+    x, y = vectors()
+    expected = hand_made(model, opt, [((x, y), (x, y))])
+    if stale:
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 0.25)
+        if clear == "never":
+            expected = [e + 0.25 for e in expected]
+
+    def by_hand():
+        for p in model.parameters():
+            p.grad = None
+
+    clearing = {
+        "opt": opt.zero_grad,
+        "opt, in place": lambda: opt.zero_grad(set_to_none=False),
+        "model": model.zero_grad,
+        "model, in place": lambda: model.zero_grad(set_to_none=False),
+        "base": opt.base.zero_grad,
+        "by hand": by_hand,
+        "never": lambda: None,
+    }[clear]
+
+    def closure():
+        clearing()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    opt.base.register_step_pre_hook(lambda *_: assert_gradients(model, expected))
+    loss = opt.step(closure)
+    torch.testing.assert_close(loss, sum(opt.losses) / 2)
+    assert len(opt.losses) == 2
+
+
+def test_unused_parameters_keep_no_gradient():
+    model = torch.nn.ModuleList([torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)])
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.4)
+    x, y = vectors(dtype=torch.float32)
+    for point in opt.points():
+        with point:
+            F.cross_entropy(model[0](x), y).backward()
+    assert model[1].weight.grad is None and model[0].weight.grad is not None
+
+
+def test_split_takes_any_structure():
+    opt = SSGD(SGD(mlp().parameters(), lr=0.1), 0.4)
+    batch = {
+        "ids": torch.arange(5),
+        "more": [torch.arange(10).view(5, 2), (torch.arange(5),)],
+        "name": "x",
+        "t": torch.tensor(3),
+    }
+    seen = []
+    for point, half in opt.split(batch):
+        with point:
+            seen.append(half)
+    assert [len(h["ids"]) for h in seen] == [3, 2]
+    assert torch.equal(torch.cat([h["more"][0] for h in seen]), batch["more"][0])
+    assert torch.equal(torch.cat([h["more"][1][0] for h in seen]), batch["more"][1][0])
+    assert all(h["name"] == "x" and h["t"] == 3 for h in seen)
+    assert seen[0]["ids"].data_ptr() == batch["ids"].data_ptr()  # a view
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "step"])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_that_are_not_finite(policy, fused, way):
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    x[0, 0] = float("nan")
+    opt = SSGD(SGD(model.parameters(), lr=0.1, fused=fused), 0.4, nonfinite=policy)
+    before = [p.detach().clone() for p in model.parameters()]
+    from .problems import take_step
+
+    if policy == "raise":
+        with pytest.raises(FloatingPointError, match=r"not finite: zero_grad\(\) and skip"):
+            take_step(opt, way, model, x, y)
+    else:
+        take_step(opt, way, model, x, y)
+    unchanged = all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert unchanged == (policy != "step")
+    x[0, 0] = 0.0
+    take_step(opt, way, model, x, y)  # and a good batch is stepped with
+    if policy != "step":
+        assert not torch.equal(model[0].weight, before[0])
+        assert all(p.isfinite().all() for p in model.parameters())

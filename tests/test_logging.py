@@ -1,0 +1,68 @@
+"""Losses, realised ratios and the symmetric excess."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim import SGD
+
+from ssgd import SSGD
+
+from .problems import WAYS, mlp, same, take_step, vectors, weights
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_at_both_points(way):
+    model = mlp()
+    x, y = vectors()
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    returned = take_step(opt, way, model, x, y)
+    assert len(opt.losses) == 2 and not any(loss.requires_grad for loss in opt.losses)
+    assert opt.losses[0] != opt.losses[1]
+    if way == "closure":
+        torch.testing.assert_close(returned, (opt.losses[0] + opt.losses[1]) / 2)
+        assert not returned.requires_grad
+    else:
+        assert returned is None
+
+
+def test_a_closure_may_return_a_number():
+    model = mlp()
+    x, y = vectors()
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+
+    def closure():
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss.item()
+
+    assert isinstance(opt.step(closure), float)
+
+
+@pytest.mark.parametrize("way", ["points", "split"])
+def test_realised_ratios_inside_and_outside_a_point(way):
+    model = mlp()
+    x, y = vectors()
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5, law="uniform")
+    before = weights(model)
+    outside = opt.realised_ratios()
+    assert same(model, before)
+    for point, *_ in opt.split(x, y) if way == "split" else ((p,) for p in opt.points()):
+        with point:
+            inside = opt.realised_ratios()
+            torch.testing.assert_close(torch.stack(inside), torch.stack(outside))
+            actual = (model[0].weight - before[0]).norm() / before[0].norm()
+            torch.testing.assert_close(inside[0], actual)
+    assert len(inside) == len(opt.selected) == 2
+
+
+def test_the_excess_is_positive_at_a_minimum_and_moves_nothing():
+    model = mlp()
+    x, y = vectors()
+    opt = SSGD(SGD(model.parameters(), lr=0.5), 0.0)
+    for _ in range(300):
+        take_step(opt, "points", model, x, y)
+    opt.zero_grad()
+    opt.param_groups[0]["noise"] = 0.2
+    before = weights(model)
+    assert opt.symmetric_excess(lambda: F.cross_entropy(model(x), y)) > 0
+    assert same(model, before) and all(p.grad is None for p in model.parameters())

@@ -1,0 +1,158 @@
+"""Bad use gets a sentence that says what to do, and leaves the weights as they were."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import LBFGS, SGD
+
+from ssgd import SSGD, NoiseSchedule
+
+from .problems import mlp, same, vectors, weights
+
+
+def start(**options):
+    model = mlp(torch.float32)
+    return model, SSGD(SGD(model.parameters(), lr=0.1), 0.3, **options)
+
+
+@pytest.mark.parametrize("level", [-0.1, math.nan, math.inf, "0.1", None, True, torch.tensor(-1.0), torch.ones(2)])
+def test_bad_levels(level):
+    with pytest.raises(ValueError, match="noise level"):
+        SSGD(SGD(mlp().parameters(), lr=0.1), level)
+    model, opt = start()
+    opt.param_groups[0]["noise"] = level
+    before = weights(model)
+    with pytest.raises(ValueError, match="noise level"):
+        next(opt.points())
+    assert same(model, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"mode": "split"}, "mode must be one of 'both', 'mirror', not 'split'"),
+        ({"mode": "mirror"}, "needs the data parallel module: pass model="),
+        ({"law": "gauss"}, "no law called 'gauss'"),
+        ({"pairs": 0}, "pairs must be a whole number of at least 1"),
+        ({"pairs": 1.5}, "pairs must be a whole number"),
+        ({"bn_stats": "twice"}, "bn_stats must be one of"),
+        ({"bn_stats": "once"}, "needs the model: pass model="),
+        ({"rng": "shared"}, "rng must be one of"),
+        ({"nonfinite": "ignore"}, "nonfinite must be one of"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"perturb": []}, "nothing to perturb"),
+        ({"perturb": [torch.ones(2, 2, requires_grad=True)]}, "in none of the base optimizer's parameter groups"),
+    ],
+)
+def test_bad_options(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        start(**options)
+
+
+def test_bad_bases():
+    model = mlp()
+    with pytest.raises(TypeError, match=r"pass an optimizer instance, such as SGD\(model.parameters\(\)"):
+        SSGD(SGD, 0.3)
+    with pytest.raises(TypeError, match=r"must be a torch.optim.Optimizer, not Sequential"):
+        SSGD(model, 0.3)
+    with pytest.raises(TypeError, match="LBFGS is not served"):
+        SSGD(LBFGS(model.parameters()), 0.3)
+    with pytest.raises(TypeError, match="is a SSGD already: wrap the optimizer inside it"):
+        SSGD(SSGD(SGD(model.parameters(), lr=0.1), 0.3), 0.3)
+    with pytest.raises(ValueError, match=r"nothing to perturb.*perturb=select"):
+        SSGD(SGD([model[0].bias], lr=0.1), 0.3)
+
+
+def test_a_refused_wrapper_leaves_the_base_as_it_was():
+    model = mlp()
+    base = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    groups = [dict(g) for g in base.param_groups]
+    for bad in (
+        {"noise": -1.0},
+        {"noise": 0.1, "rng": "x"},
+        {"noise": 0.1, "law": "x"},
+        {"noise": 0.1, "nonfinite": "x"},
+    ):
+        with pytest.raises(ValueError):
+            SSGD(base, **bad)
+    assert base.param_groups == groups
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda model, opt: next(opt.points()),
+        lambda model, opt: next(opt.points()).__enter__(),
+        lambda model, opt: opt.step(),
+        lambda model, opt: opt.step(lambda: torch.tensor(0.0)),
+        lambda model, opt: opt.zero_grad(),
+        lambda model, opt: opt.state_dict(),
+        lambda model, opt: opt.load_state_dict({}),
+        lambda model, opt: opt.add_param_group({"params": [torch.ones(2, 2, requires_grad=True)]}),
+        lambda model, opt: copy.deepcopy(opt),
+        lambda model, opt: next(opt.split(*vectors(dtype=torch.float32))),
+        lambda model, opt: opt.symmetric_excess(lambda: torch.tensor(0.0)),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_inside_a_point(misuse, sign):
+    model, opt = start()
+    x, y = vectors(dtype=torch.float32)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match=r"nested|inside a point|of 2 points"):
+        for point in opt.points():
+            with point:
+                F.cross_entropy(model(x), y).backward()
+                if point.sign == sign:
+                    misuse(model, opt)
+    assert same(model, before)
+    assert len(opt.param_groups) == 1
+
+
+def test_a_closure_that_returns_nothing():
+    model, opt = start()
+    before = weights(model)
+    with pytest.raises(RuntimeError, match="returned nothing: end it with `return loss`"):
+        opt.step(lambda: None)
+    assert same(model, before)
+
+
+def test_split_refuses_what_it_cannot_halve():
+    x, y = vectors(dtype=torch.float32)
+    model, opt = start()
+    before = weights(model)
+    with pytest.raises(ValueError, match="at least two samples"):
+        next(opt.split(x[:1], y[:1]))
+    with pytest.raises(ValueError, match=r"different first dimensions, \[3, 8\]"):
+        next(opt.split(x, y[:3]))
+    with pytest.raises(ValueError, match="at least one tensor"):
+        next(opt.split("text"))
+    with pytest.raises(ValueError, match="use pairs=1"):
+        next(start(pairs=2)[1].split(x, y))
+    assert same(model, before)
+
+
+def test_split_of_one_sample_at_level_zero_is_the_whole_batch():
+    x, y = vectors(dtype=torch.float32)
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.0)
+    for point, (xb, _) in opt.split(x[:1], y[:1]):
+        with point:
+            assert xb.shape == (1, 5)
+
+
+def test_excess_and_ratios_need_noise():
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.0)
+    with pytest.raises(RuntimeError, match="every noise level is 0"):
+        opt.realised_ratios()
+
+
+def test_only_ssgd_has_a_noise_level_to_schedule():
+    with pytest.raises(TypeError, match="SGD has no noise level"):
+        NoiseSchedule(SGD(nn.Linear(2, 2).parameters(), lr=0.1), lambda t: 1.0)

@@ -1,0 +1,164 @@
+"""Mixed and low precision, several dtypes, complex numbers, dropout."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import SGD, SparseAdam
+
+from ssgd import SSGD
+
+from .problems import convnet, images, mlp, run_passes, same, take_step, vectors, weights
+
+
+@pytest.mark.parametrize("way", ["points", "closure", "split"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_one_autocast_block_around_all_passes_sees_every_change(way, dtype):
+    """The casts of the first pass must not serve the second: the outputs at +n, −n and w all differ."""
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    seen = []
+    model.register_forward_hook(lambda m, i, out: seen.append(out.detach().clone()))
+    with torch.autocast("cpu", dtype):
+        take_step(opt, way, model, x, y)
+        model(x)
+    if way != "split":
+        assert seen[0].dtype == dtype
+        assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("way", ["points", "split"])
+def test_autocast_around_everything_equals_autocast_around_each_pass(way):
+    x, y = vectors(dtype=torch.float32)
+
+    def train(around_all):
+        model = mlp(torch.float32)
+        opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5, seed=1)
+        if around_all:
+            with torch.autocast("cpu", torch.bfloat16):
+                run_passes(opt, way, model, x, y)
+        else:
+            for point, (xb, yb) in opt.split(x, y) if way == "split" else ((p, (x, y)) for p in opt.points()):
+                with point:
+                    with torch.autocast("cpu", torch.bfloat16):
+                        loss = F.cross_entropy(model(xb), yb)
+                    loss.backward()
+        opt.step()
+        return model
+
+    assert same(train(True), train(False))
+
+
+@pytest.mark.parametrize("law", ["sphere", "sign", "uniform"])
+@pytest.mark.parametrize("way", ["points", "closure", "split"])
+def test_pure_bfloat16_parameters(way, law):
+    """Norms are taken in single precision; the realised ratio is the level up to bfloat16's rounding of w ± n."""
+    model = mlp(torch.bfloat16)
+    x, y = vectors(dtype=torch.bfloat16)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, law=law)
+    before = weights(model)
+    for ratio in opt.realised_ratios():
+        expected = 0.3 if law != "uniform" else 0.3 / 3**0.5
+        assert ratio.item() == pytest.approx(expected, rel=0.02 if law != "uniform" else 0.35)
+    assert same(model, before)
+    take_step(opt, way, model, x, y)
+    assert all(p.dtype == torch.bfloat16 and p.isfinite().all() for p in model.parameters())
+
+
+def test_the_norm_of_a_large_half_precision_layer_does_not_overflow():
+    w = nn.Parameter(torch.full((300, 300), 300.0, dtype=torch.float16))  # its norm is beyond float16
+    opt = SSGD(SGD([w], lr=0.1), 0.1)
+    assert opt.realised_ratios()[0].item() == pytest.approx(0.1, rel=0.01)
+
+
+def test_several_dtypes_in_one_optimizer():
+    parameters = [nn.Parameter(torch.randn(6, 6).to(t)) for t in (torch.float32, torch.float64, torch.bfloat16)]
+    opt = SSGD(SGD(parameters, lr=0.1), 0.3)
+    before = [p.detach().clone() for p in parameters]
+    assert [r.item() for r in opt.realised_ratios()] == pytest.approx([0.3] * 3, rel=0.02)
+    for point in opt.points():
+        with point:
+            sum(p.float().pow(3).sum() for p in parameters).backward()
+            directions = [(p.detach() - b).float().flatten() for p, b in zip(parameters, before, strict=True)]
+    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
+    cosine = F.cosine_similarity(directions[0], directions[1], dim=0)
+    assert abs(cosine) < 0.6  # buckets draw from streams of their own
+    opt.step()
+
+
+def test_complex_parameters():
+    w = nn.Parameter(torch.randn(5, 4, dtype=torch.complex64))
+    opt = SSGD(SGD([w], lr=0.1), 0.3)
+    before = w.detach().clone()
+    for point in opt.points():
+        with point:
+            n = w.detach() - before
+            torch.testing.assert_close(n.norm(), 0.3 * before.norm())
+            assert n.real.norm() > 0 and n.imag.norm() > 0
+            w.abs().pow(2).sum().backward()
+    assert torch.equal(w, before)
+    opt.step()
+
+
+def test_sparse_gradients_are_refused():
+    emb = nn.Embedding(5, 3, sparse=True)
+    opt = SSGD(SGD(emb.parameters(), lr=0.1), 0.3)
+    before = weights(emb)
+    with pytest.raises(RuntimeError, match="sparse gradients are not served: build the embedding with sparse=False"):
+        for point in opt.points():
+            with point:
+                emb(torch.tensor([1, 2])).sum().backward()
+    assert same(emb, before)
+    with pytest.raises(TypeError, match="SparseAdam is not served"):
+        SSGD(SparseAdam(emb.parameters()), 0.3)
+
+
+@pytest.mark.parametrize("way", ["points", "closure"])
+def test_dropout_masks_are_independent_or_the_same(way):
+    x = torch.ones(1, 200)
+
+    def masks(rng):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(200, 200), nn.Dropout(0.5))
+        opt = SSGD(SGD(model.parameters(), lr=0.1), 0.01, rng=rng)
+        seen = []
+        model[1].register_forward_hook(lambda m, i, out: seen.append(out.detach() == 0))
+
+        def closure():
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            return loss
+
+        if way == "closure":
+            opt.step(closure)
+        else:
+            for point in opt.points():
+                with point:
+                    closure()
+        return seen, torch.rand(1)
+
+    same_masks, next_after_same = masks("same")
+    other_masks, next_after_other = masks("independent")
+    assert torch.equal(*same_masks)
+    assert not torch.equal(*other_masks)
+    assert torch.equal(same_masks[0], other_masks[0])
+    assert next_after_same != next_after_other  # one pass's draws were used, or two
+
+
+def test_with_the_same_masks_the_excess_is_exact():
+    model = convnet()
+    x, y = images()
+    model(x)
+    opt = SSGD(SGD(model.parameters(), lr=0.0), 0.2, model=model, rng="same", bn_stats="none", seed=1)
+    stream = torch.get_rng_state()
+    buffers = [b.clone() for b in model.buffers()]
+    excess = opt.symmetric_excess(lambda: F.cross_entropy(model(x), y))
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert same(list(model.buffers()), buffers)
+    run_passes(opt, "points", model, x, y)
+    opt.zero_grad()
+    torch.set_rng_state(stream)
+    clean = F.cross_entropy(model(x), y)
+    torch.testing.assert_close((opt.losses[0] + opt.losses[1]) / 2 - clean, excess)

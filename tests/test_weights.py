@@ -1,0 +1,330 @@
+"""Weights return bit for bit, whatever happens inside a point."""
+
+import linecache
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.optim import SGD
+
+import ssgd
+from ssgd import SSGD
+
+from .problems import WAYS, mlp, run_passes, same, take_step, vectors, weights
+
+PACKAGE = ssgd.__path__[0]
+
+
+@pytest.mark.parametrize("way", ["points", "split"])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
+@pytest.mark.parametrize("at", [1, -1])
+def test_an_exception_restores_and_the_batch_can_be_skipped(way, error, at):
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1, momentum=0.9), 0.5, seed=1)
+    take_step(opt, way, model, x, y)
+    opt.zero_grad()
+    before = weights(model)
+    with pytest.raises(error):
+        for point, *_ in opt.split(x, y) if way == "split" else ((p,) for p in opt.points()):
+            with point:
+                F.cross_entropy(model(x), y).backward()
+                if point.sign == at:
+                    assert not same(model, before)
+                    raise error("inside")
+    assert same(model, before)
+    assert all(p.grad is None for p in model.parameters())
+    with pytest.raises(RuntimeError, match=r"cut the batch short.*skip this step"):
+        opt.step()
+    assert same(model, before)
+    take_step(opt, way, model, x, y)
+    assert not same(model, before)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", [1, 2])
+def test_an_exception_in_a_closure_restores(error, call):
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    before = weights(model)
+    calls = []
+
+    def closure():
+        opt.zero_grad()
+        calls.append(1)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        if len(calls) == call:
+            raise error("inside")
+        return loss
+
+    with pytest.raises(error):
+        opt.step(closure)
+    assert same(model, before)
+    calls += [1] * 5
+    opt.step(closure)
+    assert not same(model, before)
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt on the n-th line that runs inside the package, as Ctrl-C could."""
+
+    def __init__(self, line):
+        self.line, self.seen, self.where = line, 0, ""
+
+    def __call__(self, frame, event, arg):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            self.seen += 1
+            if self.seen == self.line:
+                self.where = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ctrl_c_on_any_line_leaves_clean_weights(way):
+    """Every line of the package that a step runs is interrupted once; w must be what it was, or the step's result."""
+    x, y = vectors(samples=4, dtype=torch.float32)
+
+    def start():
+        model = mlp(torch.float32)
+        return model, SSGD(SGD(model.parameters(), lr=0.1), 0.5, seed=1)
+
+    model, opt = start()
+    before = weights(model)
+    take_step(opt, way, model, x, y)
+    after = weights(model)
+    line, interrupted = 0, True
+    while interrupted:
+        line += 1
+        model, opt = start()
+        tracer = InterruptAt(line)
+        sys.settrace(tracer)
+        try:
+            take_step(opt, way, model, x, y)
+            interrupted = False
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(None)
+        assert same(model, before) or same(model, after), f"line {line}: {tracer.where}"
+        if interrupted and line % 10 == 0:  # and the optimizer can go on
+            opt.zero_grad()
+            take_step(opt, way, model, x, y)
+            assert not same(model, before)
+    assert line > 200
+
+
+@pytest.mark.parametrize("op", ["norm", "addcmul_", "mul_", "sub_", "copy_"])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_failing_operation_leaves_clean_weights(monkeypatch, op, call):
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1, foreach=False), 0.5, pairs=2)
+    before = weights(model)
+    real, calls = getattr(torch, f"_foreach_{op}"), []
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == call:
+            raise torch.OutOfMemoryError(f"{op}, call {call}")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch, f"_foreach_{op}", failing)
+    with pytest.raises(torch.OutOfMemoryError):
+        run_passes(opt, "points", model, x, y)
+    assert same(model, before)
+
+
+def test_weights_are_clean_between_the_points_and_after():
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5, pairs=2)
+    before = weights(model)
+    for point in opt.points():
+        assert same(model, before)
+        with point:
+            assert not same(model, before)
+            F.cross_entropy(model(x), y).backward()
+        assert same(model, before)
+
+
+def test_breaking_out_of_the_loop_leaves_clean_weights_and_no_step():
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    before = weights(model)
+    for point in opt.points():
+        with point:
+            F.cross_entropy(model(x), y).backward()
+        break
+    assert same(model, before)
+    with pytest.raises(RuntimeError, match="after 1 of 2 points"):
+        opt.step()
+    with pytest.raises(RuntimeError, match="left after 1 of 2 points: call zero_grad"):
+        run_passes(opt, "points", model, x, y)
+    opt.zero_grad()
+    run_passes(opt, "points", model, x, y)
+    opt.step()
+
+
+def test_weights_stay_in_their_storage():
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    places = [p.data_ptr() for p in model.parameters()]
+    for point in opt.points():
+        with point:
+            assert [p.data_ptr() for p in model.parameters()] == places
+            F.cross_entropy(model(x), y).backward()
+    opt.step()
+    assert [p.data_ptr() for p in model.parameters()] == places
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_backward_after_its_point_raises(last):
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        for point in opt.points():
+            with point:
+                loss = F.cross_entropy(model(x), y)
+                if last and point.sign > 0:
+                    loss.backward()
+            if not last or point.sign < 0:
+                loss.backward()
+    assert same(model, before)
+
+
+def test_a_late_backward_that_autograd_cannot_see_raises_at_the_next_point():
+    """A single linear layer saves only its input, so autograd has no changed tensor to complain about."""
+    model = nn.Linear(5, 3)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    with pytest.raises(RuntimeError, match=r"after its point was left: call backward\(\) inside"):
+        for point in opt.points():
+            with point:
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+
+
+def test_a_point_can_be_taken_once_and_in_order():
+    opt = SSGD(SGD(mlp().parameters(), lr=0.1), 0.5)
+    kept = []
+    for point in opt.points():
+        with point:
+            kept.append(point)
+    with pytest.raises(RuntimeError, match="this point is over"), kept[0]:
+        pass
+    with pytest.raises(RuntimeError, match="wrap the passes in `with point:`"):
+        list(opt.points())
+
+
+def test_tied_weights_move_once():
+    emb = nn.Embedding(7, 4)
+    out = nn.Linear(4, 7, bias=False)
+    out.weight = nn.Parameter(emb.weight.data)  # another Parameter on the same memory
+    transposed = nn.Parameter(emb.weight.data.t())
+    opt = SSGD(SGD([emb.weight, out.weight, transposed], lr=0.1), 0.5)
+    before = emb.weight.detach().clone()
+    for point in opt.points():
+        with point:
+            torch.testing.assert_close((emb.weight - before).norm(), 0.5 * before.norm())
+    assert torch.equal(emb.weight, before)
+
+
+def test_weights_that_overlap_in_part_are_refused():
+    storage = torch.randn(10, 4)
+    a, b = nn.Parameter(storage[:6]), nn.Parameter(storage[4:])
+    opt = SSGD(SGD([a, b], lr=0.1), 0.5)
+    with pytest.raises(ValueError, match="overlap in memory"):
+        next(opt.points())
+
+
+def test_frozen_weights_stay_and_unused_ones_return():
+    model = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 3), nn.Linear(3, 3)])
+    model[0].weight.requires_grad_(False)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    before = weights(model)
+    x, y = vectors(dtype=torch.float32)
+    for point in opt.points():
+        with point:
+            assert torch.equal(model[0].weight, before[0])
+            F.cross_entropy(model[1](model[0](x)), y).backward()  # model[2] gets no gradient
+    assert same(model, before)
+    opt.step()
+    assert torch.equal(model[2].weight, before[4])
+
+
+def test_freezing_while_training_is_seen():
+    model = mlp()
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    model[0].weight.requires_grad_(False)
+    before = weights(model)
+    for point in opt.points():
+        with point:
+            assert torch.equal(model[0].weight, before[0])
+            assert not torch.equal(model[2].weight, before[2])
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "transposed", "strided"])
+def test_any_memory_layout(layout):
+    base = torch.randn(6, 4, 3, 3)
+    data = {
+        "channels_last": base.to(memory_format=torch.channels_last),
+        "transposed": base.transpose(0, 1),
+        "strided": base[:, ::2],
+    }[layout]
+    w, plain = nn.Parameter(data), nn.Parameter(torch.randn(3, 3))
+    opt = SSGD(SGD([w, plain], lr=0.1), 0.5)
+    before, strides = w.detach().clone(), w.stride()
+    for point in opt.points():
+        with point:
+            torch.testing.assert_close((w - before).norm(), 0.5 * before.norm())
+    assert torch.equal(w, before) and w.stride() == strides
+
+
+def test_cudnn_style_recurrent_weights():
+    model = nn.LSTM(4, 6, num_layers=2)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    x = torch.randn(3, 2, 4)
+    clean, _ = model(x)
+    for point in opt.points():
+        with point:
+            out, _ = model(x)
+            assert not torch.allclose(out, clean)
+            out.pow(2).mean().backward()
+    assert torch.equal(model(x)[0], clean)
+    opt.step()
+
+
+def test_parametrised_weights_move_through_what_is_trained():
+    model = nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(5, 8)), nn.Tanh(), parametrizations.spectral_norm(nn.Linear(8, 3))
+    ).eval()
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    names = {id(p): n for n, p in model.named_parameters()}
+    chosen = [names[id(p)] for p in opt.selected]
+    assert chosen == ["0.parametrizations.weight.original1", "2.parametrizations.weight.original"]
+    x, y = vectors(dtype=torch.float32)
+    clean = model(x)
+    for point in opt.points():
+        with point:
+            assert not torch.allclose(model(x), clean)
+            F.cross_entropy(model(x), y).backward()
+    torch.testing.assert_close(model(x), clean, rtol=0, atol=0)
+
+
+def test_old_style_weight_norm_keeps_its_magnitude():
+    with pytest.warns(FutureWarning):
+        model = torch.nn.utils.weight_norm(nn.Conv2d(3, 4, 3))
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    assert [p.shape for p in opt.selected] == [model.weight_v.shape]
