@@ -17,23 +17,25 @@ class MeanGradient:
     by 2 on entering a pair and by ½ on leaving it, which is exact.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], shares: Sequence[float]) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
-        self.shares = shares
+        self._share = 1.0  # p.grad times this is the mean so far
 
-    def before(self, index: int) -> None:
-        """Make room for pass ``index``."""
-        self._scale((self.shares[index - 1] if index else 1.0) / self.shares[index])
+    def before(self, share: float) -> None:
+        """Make room for a pass with this share; one with share 0 leaves nothing in ``p.grad``."""
+        if share:
+            self._rescale(share)
 
     def end(self) -> None:
         """After the last pass."""
-        self._scale(self.shares[-1])
+        self._rescale(1.0)
 
     @torch.no_grad()
-    def _scale(self, factor: float) -> None:
+    def _rescale(self, share: float) -> None:
         gradients = present(self.parameters)
-        if gradients and factor != 1.0:
-            torch._foreach_mul_(gradients, factor)
+        if gradients and share != self._share:
+            torch._foreach_mul_(gradients, self._share / share)
+        self._share = share
 
 
 def present(parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -120,3 +120,32 @@ class TwoPoints:
         else:
             for tensor, *arguments in zip(tensors, *others, strict=True):
                 getattr(tensor, op)(*arguments)
+
+
+class SignedMoves:
+    """A walk through points w + n (sign 1: new noise), w − n (sign −1: the last noise) and w (sign 0)."""
+
+    def __init__(self, weights: TwoPoints, signs: Sequence[int], plus: Callable[[], None]) -> None:
+        self.weights = weights
+        self.signs = signs
+        self._plus = plus  # w → w + n, with the next noise
+
+    @property
+    def away(self) -> bool:
+        return self.weights.away
+
+    def go(self, index: int) -> None:
+        sign = self.signs[index]
+        if sign > 0 or (sign < 0 and not self.weights.resting):
+            self._plus()
+        if sign < 0:
+            if self.weights.away:  # a point −n of its own
+                self.weights.rest()
+            self.weights.minus()
+
+    def come_back(self, index: int) -> None:
+        mirrored = self.signs[index] > 0 and index + 1 < len(self.signs) and self.signs[index + 1] < 0
+        self.weights.rest() if mirrored else self.restore()
+
+    def restore(self) -> None:
+        self.weights.restore()

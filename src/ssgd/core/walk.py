@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -13,7 +14,6 @@ from . import random_state
 from .batchnorm import RunningStatistics
 from .gradients import MeanGradient, clear, fingerprint
 from .parallel import no_sync, reshard, unwrap_ddp
-from .points import TwoPoints
 
 
 class Point:
@@ -42,25 +42,43 @@ class Point:
         return f"Point({'clean' if self.sign == 0 else 'w + n' if self.sign > 0 else 'w − n'})"
 
 
-@dataclass
-class Walk:
-    """The points of one batch, in order. A point with sign +1 draws new noise, −1 mirrors the last."""
+class Moves(Protocol):
+    """What a method does to the weights at the points of a walk."""
 
     signs: Sequence[int]
-    shares: Sequence[float]
-    weights: TwoPoints
-    plus: Callable[[], None]  # w → w + n, with the next noise
+
+    @property
+    def away(self) -> bool:
+        """Whether the weights may be elsewhere than at w."""
+
+    def go(self, index: int) -> None:
+        """w → point ``index``."""
+
+    def come_back(self, index: int) -> None:
+        """Point ``index`` → w, its gradient taken."""
+
+    def restore(self) -> None:
+        """Wherever the weights are → w."""
+
+
+@dataclass
+class Walk:
+    """The points of one batch, in order."""
+
+    moves: Moves
+    shares: Sequence[float]  # of each point's gradient in the mean
     parameters: Sequence[Tensor]  # all that the base updates
     model: nn.Module | None
     statistics: RunningStatistics
-    same_rng: bool
+    same_rng: bool = False
+    reduce_every_pass: bool = False  # under DDP: all-reduce each pass's gradient, not only the sum
 
     def __post_init__(self) -> None:
-        self.points = [Point(self, i, sign) for i, sign in enumerate(self.signs)]
+        self.points = [Point(self, i, sign) for i, sign in enumerate(self.moves.signs)]
         self.done = 0
         self.inside = False
         self.cut_short = False
-        self._gradients = MeanGradient(self.parameters, self.shares)
+        self._gradients = MeanGradient(self.parameters)
         self._cleanup = ExitStack()
 
     @property
@@ -78,10 +96,10 @@ class Walk:
                 if self.done <= point.index:
                     raise RuntimeError("a point was passed over: wrap the passes in `with point:`")
         finally:
-            if self.inside or self.weights.away:  # interrupted on the threshold of a `with`
+            if self.inside or self.moves.away:  # interrupted on the threshold of a `with`
                 self.abandon()
             elif not self.complete:
-                self.weights.restore()
+                self.moves.restore()
 
     def enter(self, point: Point) -> None:
         if self.inside:
@@ -92,14 +110,15 @@ class Walk:
             raise RuntimeError("a backward() ran after its point was left: call backward() inside `with point:`")
         try:
             self.inside = True
-            self._gradients.before(point.index)
+            self._gradients.before(self.shares[point.index])
             if point.index == 0:
                 self.statistics.begin()
-            self._move(point.sign)
+            reshard(self.model)  # gathered weights left over from before would hide the change
+            self.moves.go(point.index)
             if self.same_rng:
                 self._share_random_state(point.index)
             ddp = unwrap_ddp(self.model)
-            if ddp is not None and point is not self.points[-1]:
+            if ddp is not None and point is not self.points[-1] and not self.reduce_every_pass:
                 self._cleanup.enter_context(no_sync(ddp))  # one all-reduce a step: the last pass carries the sum
         except BaseException:
             self.abandon()
@@ -110,8 +129,7 @@ class Walk:
             self._cleanup.close()
             if failed:
                 return self.abandon()
-            mirrored = point.sign > 0 and point is not self.points[-1] and self.signs[point.index + 1] < 0
-            self.weights.rest() if mirrored else self.weights.restore()
+            self.moves.come_back(point.index)
             reshard(self.model)
             self.statistics.after(point.index, len(self.points))
             if point is self.points[-1]:
@@ -125,22 +143,13 @@ class Walk:
 
     def abandon(self) -> None:
         """Weights and statistics as before the batch, its gradients dropped: it can be skipped."""
-        self.weights.restore()
+        self.moves.restore()
         reshard(self.model)
         self._cleanup.close()
         self.statistics.undo()
         clear(self.parameters)
         self.inside = False
         self.cut_short = True
-
-    def _move(self, sign: int) -> None:
-        reshard(self.model)  # gathered weights left over from before would hide the change
-        if sign > 0 or (sign < 0 and not self.weights.resting):
-            self.plus()
-        if sign < 0:
-            if self.weights.away:  # a point −n of its own
-                self.weights.rest()
-            self.weights.minus()
 
     def _share_random_state(self, index: int) -> None:
         if index == 0:
