@@ -25,7 +25,7 @@ lint: $(VENV)/.lint
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
-bench: $(VENV)/.demo
+bench: $(VENV)/.bench
 	$(PY) benchmarks/optimizer.py
 
 docs: $(VENV)/.docs

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -13,7 +13,6 @@ from torch.optim import SGD, Optimizer
 from ssgd import SSGD
 
 Pass = Callable[[Tensor, Tensor], Tensor]  # forward and backward over (a part of) the batch; gives the loss
-LEVEL = 0.2
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,9 @@ def sgd(parameters: Sequence[nn.Parameter], **base: Any) -> Way:
     return Way(optimizer, step)
 
 
-def points(parameters: Sequence[nn.Parameter], law: str = "sphere", **base: Any) -> Way:
+def points(parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, law: str = "sphere", **base: Any) -> Way:
     """S-SGD, both signs on the whole batch."""
-    optimizer = SSGD(SGD(parameters, **base), LEVEL, law=law)
+    optimizer = SSGD(SGD(parameters, **base), level, law=law)
 
     def step(run: Pass, x: Tensor, y: Tensor) -> None:
         for point in optimizer.points():
@@ -50,9 +49,9 @@ def points(parameters: Sequence[nn.Parameter], law: str = "sphere", **base: Any)
     return Way(optimizer, step)
 
 
-def split(parameters: Sequence[nn.Parameter], law: str = "sphere", **base: Any) -> Way:
+def split(parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, law: str = "sphere", **base: Any) -> Way:
     """S-SGD, one sign on each half of the batch."""
-    optimizer = SSGD(SGD(parameters, **base), LEVEL, law=law)
+    optimizer = SSGD(SGD(parameters, **base), level, law=law)
 
     def step(run: Pass, x: Tensor, y: Tensor) -> None:
         for point, (half_x, half_y) in optimizer.split(x, y):
@@ -64,9 +63,9 @@ def split(parameters: Sequence[nn.Parameter], law: str = "sphere", **base: Any) 
     return Way(optimizer, step)
 
 
-def closure(parameters: Sequence[nn.Parameter], law: str = "sphere", **base: Any) -> Way:
+def closure(parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, law: str = "sphere", **base: Any) -> Way:
     """S-SGD, both signs on the whole batch, with a closure that clears gradients as torch's examples do."""
-    optimizer = SSGD(SGD(parameters, **base), LEVEL, law=law)
+    optimizer = SSGD(SGD(parameters, **base), level, law=law)
 
     def step(run: Pass, x: Tensor, y: Tensor) -> None:
         def evaluate() -> Tensor:
@@ -105,13 +104,11 @@ def two_halves(parameters: Sequence[nn.Parameter], **base: Any) -> Way:
     return Way(optimizer, step)
 
 
-def sam(parameters: Sequence[nn.Parameter], sam_foreach: bool | None = None, **base: Any) -> Way:
-    """pytorch_optimizer's SAM, used as its documentation shows."""
+def sam(parameters: Sequence[nn.Parameter], **base: Any) -> Way:
+    """pytorch_optimizer's SAM, used as its documentation shows; ``foreach=True`` is for it and its base."""
     from pytorch_optimizer import SAM
 
     optimizer = SAM(parameters, SGD, rho=0.05, **base)
-    for group in optimizer.param_groups:
-        group["foreach"] = sam_foreach if sam_foreach is not None else group["foreach"]
 
     def step(run: Pass, x: Tensor, y: Tensor) -> None:
         def evaluate() -> Tensor:

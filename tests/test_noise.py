@@ -87,7 +87,7 @@ def test_a_users_own_law():
     (w,) = make([(30, 30)])
     fixed, _ = noises(SSGD(SGD([w], lr=0.1), 0.3, law=triangular, seed=1), [w])
     torch.testing.assert_close(fixed[0].norm(), 0.3 * w.detach().norm(), rtol=1e-9, atol=0)
-    free, _ = noises(SSGD(SGD([w], lr=0.1), 0.3, law=Law("triangular", triangular, fixed_norm=False), seed=1), [w])
+    free, _ = noises(SSGD(SGD([w], lr=0.1), 0.3, law=Law("triangular", triangular, unit="rms"), seed=1), [w])
     assert free[0].abs().max() <= 0.6 * w.detach().norm() / 30
     assert free[0].norm() / w.detach().norm() == pytest.approx(0.3 * math.sqrt(2 / 3), rel=0.05)
 

@@ -64,7 +64,7 @@ class Reference:
         return pairs
 
     def _scaled(self, z_l: Tensor, w_l: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(z_l) if self.law.fixed_norm else math.sqrt(w_l.numel())
+        length = torch.linalg.vector_norm(z_l) if self.law.unit == "norm" else math.sqrt(w_l.numel())
         n_l: Tensor = self.a * torch.linalg.vector_norm(w_l) * z_l / length
         return n_l.view_as(w_l)
 

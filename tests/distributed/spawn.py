@@ -1,4 +1,4 @@
-"""Runs a function in several gloo processes, which stay alive from one test to the next: starting torch is what costs."""
+"""Runs a function in gloo processes, which stay alive from one test to the next: starting torch is what costs."""
 
 from __future__ import annotations
 

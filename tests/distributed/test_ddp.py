@@ -42,6 +42,8 @@ CLOSURES = (
     "closure that calls model.zero_grad()",
     "closure that calls model.zero_grad(set_to_none=False)",
     "closure that calls module.zero_grad()",
+    "closure that calls a zero_grad it got before",
+    "closure that sets p.grad to None",
     "closure that does not zero",
 )
 WAYS = ("points", "points, two pairs", "split", *CLOSURES, "points, accumulated", "split, accumulated")
@@ -53,15 +55,16 @@ DDP_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class WithSpare(nn.Module):
-    """A net with a layer that no pass uses."""
+    """A net with a layer that no pass uses, unless told to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used = mlp()
         self.spare = nn.Linear(3, 3, dtype=torch.float64)
+        self.use_spare = False
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.used(x)
+        return self.spare(self.used(x)) if self.use_spare else self.used(x)
 
 
 def parallel(net: nn.Module, **options: Any) -> DistributedDataParallel:
@@ -141,12 +144,20 @@ def step_by(way: str, opt: SSGD, ddp: DistributedDataParallel, batches: list[Bat
 
 
 def closure_that(way: str, opt: SSGD, ddp: DistributedDataParallel, batch: Batch) -> Any:
+    zero_grad = opt.zero_grad  # looked up here, not when it is called
+
+    def set_to_none() -> None:
+        for p in ddp.parameters():
+            p.grad = None
+
     zero = {
         "closure that calls opt.zero_grad()": lambda: opt.zero_grad(),
         "closure that calls opt.zero_grad(set_to_none=False)": lambda: opt.zero_grad(set_to_none=False),
         "closure that calls model.zero_grad()": lambda: ddp.zero_grad(),
         "closure that calls model.zero_grad(set_to_none=False)": lambda: ddp.zero_grad(set_to_none=False),
         "closure that calls module.zero_grad()": lambda: ddp.module.zero_grad(),
+        "closure that calls a zero_grad it got before": lambda: zero_grad(),
+        "closure that sets p.grad to None": set_to_none,
         "closure that does not zero": lambda: None,
     }[way]
     x, y = batch
@@ -166,6 +177,77 @@ def plain_step(opt: SGD, ddp: DistributedDataParallel, batches: list[Batch]) -> 
             F.cross_entropy(ddp(x), y).backward()
     opt.step()
     opt.zero_grad()
+
+
+def test_a_layer_that_only_one_point_uses_is_reduced_too(ranks: Ranks) -> None:
+    ranks(2, used_once)
+
+
+def used_once(rank: int) -> None:
+    """DDP finds it unused in the pass that reduces, and must reduce what the other pass has left there."""
+    net = WithSpare()
+    ddp = parallel(net, find_unused_parameters=True)
+    opt = SSGD(momentum_sgd(ddp), LEVEL, model=ddp, seed=SEED)
+    x, y = vectors(seed=rank)
+    for _ in range(2):
+        local_gradient = torch.zeros(3, 3, dtype=torch.float64)
+        for point in opt.points():
+            net.use_spare = point.sign > 0
+            with point:
+                F.cross_entropy(ddp(x), y).backward()
+            if point.sign > 0:
+                local_gradient = net.spare.weight.grad.clone()
+        expected = torch.stack(of_every_rank(local_gradient)).mean(0) / 2
+        torch.testing.assert_close(net.spare.weight.grad, expected, rtol=1e-12, atol=1e-15)
+        opt.step()
+        opt.zero_grad()
+    assert_same_on_every_rank(weights_of(net))
+
+
+@pytest.mark.parametrize("compiled", ["inside", "outside"])
+def test_closures_clear_gradients_of_compiled_modules(ranks: Ranks, compiled: str) -> None:
+    ranks(2, closures_and_compile, compiled)
+
+
+def closures_and_compile(rank: int, compiled: str) -> None:
+    net = mlp()
+    inner = torch.compile(net, backend="eager") if compiled == "inside" else net
+    ddp = DistributedDataParallel(inner)
+    model = torch.compile(ddp, backend="eager") if compiled == "outside" else ddp
+    x, y = vectors(seed=rank)
+    w = weights_of(net)
+    expected = mean_over_ranks(both(net, w, noises(w, LEVEL, SEED, 0, rank), (x, y)))
+    for cleared in (model, ddp, inner, net, net[0]):
+        opt = SSGD(SGD(net.parameters(), lr=0.0), LEVEL, model=model, seed=SEED)
+        opt.zero_grad()
+
+        def closure(cleared: nn.Module = cleared) -> Tensor:
+            cleared.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        assert_gradients(net, expected)
+
+
+def test_a_static_graph_is_refused_by_name_and_the_weights_stay(ranks: Ranks) -> None:
+    ranks(2, static_graph)
+
+
+def static_graph(rank: int) -> None:
+    """torch itself cannot combine it with no_sync(); at level 0 there is one pass, and it works."""
+    net = mlp()
+    ddp = parallel(net, static_graph=True)
+    opt = SSGD(momentum_sgd(ddp), LEVEL, model=ddp, seed=SEED)
+    before = weights_of(net)
+    with pytest.raises(RuntimeError, match=r"static_graph=True.*build it without static_graph"):
+        take_step(opt, "points", ddp, *vectors(seed=rank))
+    assert_bitwise(weights_of(net), before)
+    opt.zero_grad()
+    opt.param_groups[0]["noise"] = 0.0
+    take_step(opt, "points", ddp, *vectors(seed=rank))
+    assert_same_on_every_rank(weights_of(net))
 
 
 # --- whose noise ----------------------------------------------------------------------------------------------------

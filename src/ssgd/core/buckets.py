@@ -16,10 +16,11 @@ from .parallel import Sharding, local, sharding
 
 @dataclass
 class Bucket:
-    """Tensors that one foreach call can serve. They alias the parameters: same storage, one dimension."""
+    """Tensors that one foreach call can serve. They alias the parameters: same storage, one dimension if possible."""
 
     key: tuple[Any, ...]
     sharding: Sharding | None
+    parameters: list[Tensor] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)  # the parameter group each tensor belongs to
     numels: list[int] = field(default_factory=list)  # elements of the whole tensor, over all shards
@@ -39,12 +40,12 @@ class Bucket:
         return [c if t.dim() == 1 else c.view(t.shape) for c, t in zip(pieces, self.tensors, strict=True)]
 
 
-def make_buckets(parameters: Sequence[tuple[Tensor, int]]) -> list[Bucket]:
+def make_buckets(parameters: Sequence[tuple[Tensor, int]], flat: bool = True) -> list[Bucket]:
     """Buckets of ``(parameter, group index)``; memory that is there twice (tied weights) enters once."""
     buckets: dict[tuple[Any, ...], Bucket] = {}
     taken: set[tuple[int, int]] = set()
     for parameter, group in parameters:
-        tensor = _flat_alias(parameter)
+        tensor = _alias(parameter, flat)
         span = _span(local(parameter))
         if tensor.numel() and span in taken:
             continue
@@ -52,6 +53,7 @@ def make_buckets(parameters: Sequence[tuple[Tensor, int]]) -> list[Bucket]:
         cut = sharding(parameter)
         key = (str(tensor.device), str(tensor.dtype), cut and cut.key)
         bucket = buckets.setdefault(key, Bucket(key, cut))
+        bucket.parameters.append(parameter)
         bucket.tensors.append(tensor)
         bucket.groups.append(group)
         bucket.numels.append(math.prod(parameter.shape) * (2 if parameter.is_complex() else 1))
@@ -70,11 +72,13 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def _flat_alias(parameter: Tensor) -> Tensor:
-    """A one-dimensional alias that shares storage and version counter, so autograd sees every change."""
+def _alias(parameter: Tensor, flat: bool) -> Tensor:
+    """An alias that shares storage and version counter, so autograd sees every change."""
     tensor = local(parameter).detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
+    if not flat:
+        return tensor
     if tensor.is_contiguous():
         return tensor.view(-1)
     if sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1 == tensor.numel():

@@ -32,16 +32,16 @@ def check_count(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
-def check_level(level: object) -> None:
+def check_level(level: object, meaning: str = "the noise level is ||n|| / ||w||") -> None:
     """A level on a device is taken as it is: looking at it would make the host wait."""
     if isinstance(level, Tensor):
         if level.numel() != 1:
-            raise ValueError("a noise level given as a tensor must have one element")
+            raise ValueError(f"{meaning}: a tensor must have one element, not {level.numel()}")
         if level.device.type != "cpu":
             return
         level = level.item()
     if isinstance(level, bool) or not isinstance(level, (int, float)) or not math.isfinite(level) or level < 0:
-        raise ValueError(f"the noise level is ||n|| / ||w||: a finite number of at least 0, not {level!r}")
+        raise ValueError(f"{meaning}: a finite number of at least 0, not {level!r}")
 
 
 def check_seed(seed: int | None) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,11 +21,26 @@ class MeanGradient:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self._share = 1.0  # p.grad times this is the mean so far
+        self._aside: list[Tensor | None] = []
 
     def before(self, share: float) -> None:
-        """Make room for a pass with this share; one with share 0 leaves nothing in ``p.grad``."""
+        """Make room for a pass with this share. One with share 0 has ``p.grad`` for itself."""
         if share:
             self._rescale(share)
+        else:
+            self._aside = [p.grad for p in self.parameters]
+            clear(self.parameters)
+
+    def after(self, share: float) -> None:
+        """A pass with share 0 leaves nothing behind."""
+        if not share:
+            for p, earlier in zip(self.parameters, self._aside, strict=True):
+                p.grad = earlier
+            self._aside = []
+
+    def drop_earlier(self) -> None:
+        """What was there before the first pass has been cleared."""
+        self._aside = [None] * len(self._aside)
 
     def end(self) -> None:
         """After the last pass."""
@@ -56,7 +72,27 @@ def clear(parameters: Iterable[Tensor]) -> None:
 
 def fingerprint(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
     """Changes whenever a backward() adds to a gradient."""
-    return [(id(p.grad), 0 if p.grad is None else p.grad._version) for p in parameters]
+    return [(id(p.grad), 0 if p.grad is None else local(p.grad)._version) for p in parameters]
+
+
+@contextmanager
+def added_on_arrival(parameters: Sequence[Tensor], aside: list[Tensor | None]) -> Iterator[None]:
+    """What was set aside joins a parameter's gradient as it arrives: DDP then reduces the sum."""
+
+    def join(index: int) -> Callable[[Tensor], Tensor]:
+        def hook(gradient: Tensor) -> Tensor:
+            old, aside[index] = aside[index], None
+            return gradient if old is None else gradient + old
+
+        return hook
+
+    hooked = [i for i, old in enumerate(aside) if old is not None]
+    handles = [parameters[i].register_hook(join(i)) for i in hooked]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @torch.no_grad()
@@ -72,12 +108,12 @@ def add_back(parameters: Sequence[Tensor], aside: Sequence[Tensor | None]) -> No
 
 def all_finite(parameters: Sequence[Tensor], shardings: Iterable[Sharding]) -> Tensor:
     """Whether every gradient element is finite: a 0-dim tensor on the device, the same on all shards."""
-    gradients = present(parameters)
-    if not gradients:
-        return torch.tensor(True)
-    norms = torch._foreach_norm(gradients, float("inf"), dtype=torch.float32)
-    device = norms[0].device
-    bad = torch.stack([n.to(device) for n in norms]).isfinite().logical_not().any().float()
+    gradients = [g for g in present(parameters) if g.numel()]
+    norms = torch._foreach_norm(gradients, float("inf")) if gradients else []
+    device = local(parameters[0]).device
+    bad = torch.zeros((), device=device)
+    if norms:
+        bad += torch.stack([n.to(device, torch.float32) for n in norms]).isfinite().logical_not().any()
     for cut in shardings:
         bad = cut.sum(bad)
     return bad == 0

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .checks import check_choice
+
 Fill = Callable[[Tensor, torch.Generator], object]
 
 
@@ -15,14 +17,18 @@ Fill = Callable[[Tensor, torch.Generator], object]
 class Law:
     """How a layer's noise is drawn.
 
-    ``fill(z, generator)`` fills the flat tensor ``z`` in place, element by element and independently: one call may
-    cover several layers or a part of one. With ``fixed_norm`` each layer's noise is then scaled to exactly
-    ``level * ||w||``; without, it is ``level * rms(w) * z``.
+    ``fill(z, generator)`` fills the flat tensor ``z`` in place, each element independently: one call covers all layers.
+    ``unit`` says what the level counts in: ``"norm"``: a layer's noise is scaled to exactly ``level * ||w||``;
+    ``"rms"``: it is ``level * rms(w) * z``; ``"filter"``: ``level * ||w_f|| * z`` in each row (filter) f of the tensor;
+    ``"one"``: ``level * z``, whatever the weights.
     """
 
     name: str
     fill: Fill
-    fixed_norm: bool = True
+    unit: str = "norm"
+
+    def __post_init__(self) -> None:
+        check_choice("unit", self.unit, ("norm", "rms", "filter", "one"))
 
 
 def _normal(z: Tensor, generator: torch.Generator) -> None:
@@ -41,8 +47,10 @@ LAWS = {
     law.name: law
     for law in (
         Law("sphere", _normal),
-        Law("sign", _sign, fixed_norm=False),  # every |z| is 1, so the norm is fixed without scaling
-        Law("uniform", _uniform, fixed_norm=False),
+        Law("sign", _sign, unit="rms"),  # every |z| is 1, so the norm is exact all the same
+        Law("uniform", _uniform, unit="rms"),
+        Law("filter", _normal, unit="filter"),
+        Law("gaussian", _normal, unit="one"),
     )
 }
 

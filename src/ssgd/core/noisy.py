@@ -17,7 +17,7 @@ from .checks import check_choice, check_level, check_seed
 from .halves import halves
 from .noise import Fill, Law, as_law, mix
 from .parallel import agree, find_place, is_sharded, local, reshard, unwrap_ddp
-from .points import Level, SignedMoves, TwoPoints
+from .points import Damping, Level, SignedMoves, TwoPoints
 from .selection import default_selection
 from .walk import Point, Walk
 from .wrapper import Loss, Wrapper, capturing
@@ -28,6 +28,7 @@ class Noisy(Wrapper):
 
     own_keys = ("noise", "noise_seed", "noise_step")
     not_copied = ("_walk", "_two_points", "_signature", "_generators")
+    flat_aliases = True  # False where a method needs the tensors in the shape of their gradients
     _two_points: TwoPoints | None
     _signature: list[tuple[int, int, int]]
     _generators: dict[Any, torch.Generator]
@@ -37,15 +38,15 @@ class Noisy(Wrapper):
         base: Optimizer,
         noise: Level,
         *,
-        model: nn.Module | None,
         law: str | Law | Fill,
-        perturb: Iterable[Tensor] | None,
-        bn_stats: str,
-        rng: str,
-        per_rank: bool | None,
-        seed: int | None,
-        nonfinite: str,
-        foreach: bool | None,
+        model: nn.Module | None = None,
+        perturb: Iterable[Tensor] | None = None,
+        bn_stats: str = "both",
+        rng: str = "independent",
+        per_rank: bool | None = None,
+        seed: int | None = None,
+        nonfinite: str = "step",
+        foreach: bool | None = None,
         mirror: bool = False,
     ) -> None:
         check_level(noise)
@@ -132,14 +133,16 @@ class Noisy(Wrapper):
             signs, shares = [0], None
         return self._begin(lambda: self._make_walk(signs, shares or [1 / len(signs)] * len(signs)))
 
-    def _over_halves(self, batch: tuple[Any, ...], signs: Sequence[int]) -> Iterator[tuple[Point, Any]]:
+    def _over_halves(
+        self, batch: tuple[Any, ...], signs: Sequence[int], shares: Sequence[float] | None = None
+    ) -> Iterator[tuple[Point, Any]]:
         """One sign for the first half of the batch, one for the other; at level 0 the batch as it is."""
         whole = batch[0] if len(batch) == 1 else batch
         if not self._noisy():
             yield from zip(self._over([0]), (whole,), strict=True)
             return
         (first, first_share), (second, second_share) = halves(whole)
-        yield from zip(self._over(signs, [first_share, second_share]), (first, second), strict=True)
+        yield from zip(self._over(signs, shares or [first_share, second_share]), (first, second), strict=True)
 
     def _default_selection(self) -> list[Tensor]:
         return default_selection(self._parameters())
@@ -148,7 +151,11 @@ class Noisy(Wrapper):
         """w → w + n, with the next noise of this step."""
         weights = self._moving_weights()
         levels = [group["noise"] for group in self.param_groups]
-        weights.plus(levels, [self._generator(bucket) for bucket in weights.buckets])
+        weights.plus(levels, [self._generator(bucket) for bucket in weights.buckets], self._damping())
+
+    def _damping(self) -> Damping | None:
+        """What a parameter's noise is divided by, if anything."""
+        return None
 
     # --- below here: how --------------------------------------------------------------------------------------------
 
@@ -193,20 +200,25 @@ class Noisy(Wrapper):
     def _moving_weights(self) -> TwoPoints:
         """The weights to move, as flat aliases; made anew when a tensor, its place or the choice has changed."""
         index = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
-        noisy = [isinstance(group["noise"], Tensor) or group["noise"] > 0 for group in self.param_groups]
-        chosen = [(p, index[id(p)]) for p in self.selected if noisy[index[id(p)]]]
+        active = self._active()
+        chosen = [(p, index[id(p)]) for p in self.selected if active[index[id(p)]]]
         signature = [(id(p), local(p).data_ptr(), group) for p, group in chosen]
         if self._two_points is None or signature != self._signature:
-            self._two_points = TwoPoints(make_buckets(chosen), self.law, self.foreach)
+            self._two_points = TwoPoints(
+                make_buckets(chosen, flat=self.flat_aliases and self.law.unit != "filter"), self.law, self.foreach
+            )
             self._signature = signature
         return self._two_points
 
     def _noisy(self) -> bool:
         """Whether any level is above 0."""
-        levels = [group["noise"] for group in self.param_groups]
-        for level in levels:
-            check_level(level)
-        return any(isinstance(level, Tensor) or level > 0 for level in levels)
+        for group in self.param_groups:
+            check_level(group["noise"])
+        return any(self._active())
+
+    def _active(self) -> list[bool]:
+        """Which groups get noise; a tensor is never looked at, and so never taken for zero."""
+        return [isinstance(group["noise"], Tensor) or group["noise"] > 0 for group in self.param_groups]
 
     def _generator(self, bucket: Bucket) -> torch.Generator:
         if bucket.key not in self._generators:

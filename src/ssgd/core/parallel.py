@@ -30,10 +30,11 @@ class Sharding:
 
     mesh: Any
     cut: tuple[bool, ...]  # a mesh dimension each: cut (shards differ) or replicated (they must stay alike)
+    rows_are_whole: bool  # cut over the tensor's first dimension only
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (*self.mesh.mesh.flatten().tolist(), self.mesh.mesh.ndim, *self.cut)
+        return (*self.mesh.mesh.flatten().tolist(), self.mesh.mesh.ndim, *self.cut, self.rows_are_whole)
 
     @property
     def coordinates(self) -> list[int]:
@@ -64,7 +65,8 @@ def sharding(parameter: Tensor) -> Sharding | None:
         raise ValueError("a parameter with a Partial placement cannot be perturbed; redistribute it to Shard first")
     return Sharding(
         parameter.device_mesh,  # type: ignore[attr-defined]
-        tuple(placement.is_shard() for placement in parameter.placements),  # type: ignore[attr-defined]
+        tuple(not placement.is_replicate() for placement in parameter.placements),  # type: ignore[attr-defined]
+        all(placement.is_shard(0) or not placement.is_shard() for placement in parameter.placements),  # type: ignore[attr-defined]
     )
 
 
@@ -145,13 +147,22 @@ def reshard(model: nn.Module | None) -> None:
 
 
 @contextmanager
-def zeroing_disabled(*owners: object) -> Iterator[None]:
-    """No ``zero_grad()`` of these does anything: gradients not yet reduced must survive a closure that clears them."""
+def zero_grad_watched(*owners: object) -> Iterator[list[object]]:
+    """Which of these had ``zero_grad()`` called inside the block."""
+    called: list[object] = []
+
+    def watched(owner: Any) -> Any:
+        def zero_grad(*args: Any, **kwargs: Any) -> None:
+            called.append(owner)
+            type(owner).zero_grad(owner, *args, **kwargs)
+
+        return zero_grad
+
     holders = [owner for owner in owners if owner is not None]
     for owner in holders:
-        owner.__dict__["zero_grad"] = lambda *args, **kwargs: None
+        owner.__dict__["zero_grad"] = watched(owner)
     try:
-        yield
+        yield called
     finally:
         for owner in holders:
             owner.__dict__.pop("zero_grad", None)

@@ -13,26 +13,63 @@ from .buckets import Bucket
 from .noise import Law
 
 Level = float | Tensor
+Damping = Callable[[Tensor], Tensor]
 
 
-class TwoPoints:
+class KeptWeights:
     """The weights of some buckets, and a copy of w for as long as they are elsewhere.
 
-    ``plus()`` copies w before it changes anything, and ``restore()`` copies it back: whatever happens in between,
-    w returns bit for bit. w − n is 2w − (w + n), so no pass holds more than the one copy.
+    ``keep()`` copies w before anything changes it, and ``restore()`` copies it back: whatever happens in between, w
+    returns bit for bit.
     """
 
-    def __init__(self, buckets: list[Bucket], law: Law, foreach: bool = True) -> None:
+    def __init__(self, buckets: list[Bucket], foreach: bool = True) -> None:
         self.buckets = buckets
-        self.law = law
         self.foreach = foreach
-        self._kept: list[list[Tensor]] = []  # w, for each bucket
-        self._mirror: list[list[Tensor]] = []  # w + n, from rest() to minus()
+        self.kept: list[list[Tensor]] = []  # w, for each bucket
 
     @property
     def away(self) -> bool:
         """Whether the weights may be elsewhere than at w."""
-        return bool(self._kept) and not self._mirror
+        return bool(self.kept)
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        self.kept = [bucket.copy() for bucket in self.buckets]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Wherever the weights are → w. Does nothing when they were never moved."""
+        self.set_to(self.kept)
+        self.kept = []
+
+    @torch.no_grad()
+    def set_to(self, values: Sequence[Sequence[Tensor]]) -> None:
+        """The weights become ``values``, a list for each bucket."""
+        for bucket, value in zip(self.buckets, values, strict=False):
+            self.each("copy_", bucket.tensors, value)
+        torch.clear_autocast_cache()
+
+    def each(self, op: str, tensors: Sequence[Tensor], *others: Sequence[Any]) -> None:
+        """``t.op(o, …)`` for every tensor: one foreach call, or a loop of the same operations."""
+        if self.foreach:
+            getattr(torch, f"_foreach_{op}")(tensors, *others)
+        else:
+            for tensor, *arguments in zip(tensors, *others, strict=True):
+                getattr(tensor, op)(*arguments)
+
+
+class TwoPoints(KeptWeights):
+    """w + n and w − n. The latter is 2w − (w + n), so no pass holds more than the one copy of w."""
+
+    def __init__(self, buckets: list[Bucket], law: Law, foreach: bool = True) -> None:
+        super().__init__(buckets, foreach)
+        self.law = law
+        self._mirror: list[list[Tensor]] = []  # w + n, from rest() to minus()
+
+    @property
+    def away(self) -> bool:
+        return bool(self.kept) and not self._mirror
 
     @property
     def resting(self) -> bool:
@@ -40,22 +77,30 @@ class TwoPoints:
         return bool(self._mirror)
 
     @torch.no_grad()
-    def plus(self, levels: Sequence[Level], generators: Sequence[torch.Generator]) -> None:
-        """w → w + n, with the noise level of each parameter group and a generator for each bucket."""
-        self._kept = [bucket.copy() for bucket in self.buckets]
+    def plus(
+        self, levels: Sequence[Level], generators: Sequence[torch.Generator], damping: Damping | None = None
+    ) -> None:
+        """w → w + n, with the noise level of each parameter group and a generator for each bucket.
+
+        ``damping(parameter)`` divides a parameter's noise by a tensor.
+        """
+        self._mirror = []
+        self.keep()
         for bucket, generator in zip(self.buckets, generators, strict=True):
             flat = bucket.empty()
             self.law.fill(flat, generator)
             drawn = bucket.cut(flat)
+            if damping is not None:
+                self.each("div_", drawn, [damping(p) for p in bucket.parameters])
             scales = self._scales(bucket, drawn, [levels[g] for g in bucket.groups])
-            self._each("addcmul_", bucket.tensors, drawn, scales)
+            self.each("addcmul_", bucket.tensors, drawn, scales)
         torch.clear_autocast_cache()
 
     @torch.no_grad()
     def rest(self) -> None:
         """w + n → w, for minus() to follow."""
         mirror = [bucket.copy() for bucket in self.buckets]
-        self._copy_back()
+        self.set_to(self.kept)
         self._mirror = mirror
 
     @torch.no_grad()
@@ -63,43 +108,41 @@ class TwoPoints:
         """w → w − n, after rest()."""
         mirror, self._mirror = self._mirror, []
         for bucket, reflected in zip(self.buckets, mirror, strict=True):
-            self._each("mul_", bucket.tensors, [2] * len(reflected))
-            self._each("sub_", bucket.tensors, reflected)
+            self.each("mul_", bucket.tensors, [2] * len(reflected))
+            self.each("sub_", bucket.tensors, reflected)
         torch.clear_autocast_cache()
 
-    @torch.no_grad()
     def restore(self) -> None:
-        """Wherever the weights are → w. Does nothing when they were never moved."""
-        self._copy_back()
-        self._kept, self._mirror = [], []
+        super().restore()
+        self._mirror = []
 
     @torch.no_grad()
     def ratios(self) -> list[Tensor]:
         """‖n‖ / ‖w‖ as realised, for each tensor, while the weights are away."""
         found = []
-        for bucket, kept in zip(self.buckets, self._kept, strict=True):
+        for bucket, kept in zip(self.buckets, self.kept, strict=True):
             noise = self._norms(bucket, [t - k for t, k in zip(bucket.tensors, kept, strict=True)])
             weight = self._norms(bucket, kept)
             found += [torch.where(w > 0, n / w, torch.zeros_like(n)) for n, w in zip(noise, weight, strict=True)]
         return found
 
-    def _copy_back(self) -> None:
-        for bucket, kept in zip(self.buckets, self._kept, strict=False):
-            self._each("copy_", bucket.tensors, kept)
-        torch.clear_autocast_cache()
-
     def _scales(self, bucket: Bucket, drawn: list[Tensor], levels: list[Level]) -> list[Tensor]:
         """What the drawn tensors must be multiplied with. A layer of zeros gets zero noise."""
-        scales = self._norms(bucket, bucket.tensors)
-        if self.law.fixed_norm:
-            lengths = self._norms(bucket, drawn)
-            self._each("clamp_min_", lengths, [torch.finfo(lengths[0].dtype).tiny] * len(lengths))
-            self._each("div_", scales, lengths)
+        if self.law.unit == "filter":
+            scales = [_filter_norms(bucket, t) for t in bucket.tensors]
+        elif self.law.unit == "one":
+            scales = [t.new_ones((), dtype=torch.promote_types(t.dtype, torch.float32)) for t in bucket.tensors]
         else:
-            self._each("div_", scales, [math.sqrt(n) for n in bucket.numels])
+            scales = self._norms(bucket, bucket.tensors)
+        if self.law.unit == "norm":
+            lengths = self._norms(bucket, drawn)
+            self.each("clamp_min_", lengths, [torch.finfo(lengths[0].dtype).tiny] * len(lengths))
+            self.each("div_", scales, lengths)
+        elif self.law.unit == "rms":
+            self.each("div_", scales, [math.sqrt(n) for n in bucket.numels])
         if any(isinstance(level, Tensor) for level in levels):
             levels = [torch.as_tensor(a, dtype=s.dtype, device=s.device) for a, s in zip(levels, scales, strict=True)]
-        self._each("mul_", scales, levels)
+        self.each("mul_", scales, levels)
         return scales
 
     def _norms(self, bucket: Bucket, tensors: list[Tensor]) -> list[Tensor]:
@@ -113,13 +156,15 @@ class TwoPoints:
             return norms
         return list(bucket.sharding.sum(torch.stack(norms).square_()).sqrt_().unbind())
 
-    def _each(self, op: str, tensors: list[Tensor], *others: Sequence[Any]) -> None:
-        """``t.op(o, …)`` for every tensor: one foreach call, or a loop of the same operations."""
-        if self.foreach:
-            getattr(torch, f"_foreach_{op}")(tensors, *others)
-        else:
-            for tensor, *arguments in zip(tensors, *others, strict=True):
-                getattr(tensor, op)(*arguments)
+
+def _filter_norms(bucket: Bucket, tensor: Tensor) -> Tensor:
+    """The norm of each row, or of a whole vector, in a shape that multiplies the tensor."""
+    if bucket.sharding is not None and not bucket.sharding.rows_are_whole:
+        raise ValueError("noise by filter needs whole rows: shard over dimension 0, or use another law")
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    rows = tuple(range(1, tensor.dim())) or None
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=rows, keepdim=True, dtype=wide)
+    return norms
 
 
 class SignedMoves:

@@ -59,6 +59,11 @@ def select(
     return list(chosen.values())
 
 
+def trainable(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Every tensor that is trained."""
+    return [p for p in parameters if p.requires_grad]
+
+
 def default_selection(parameters: Sequence[Tensor]) -> list[Tensor]:
     """Trainable tensors of two or more dimensions, weight-norm's magnitudes left out."""
     skip = magnitudes(parameters)

@@ -45,7 +45,9 @@ class Point:
 class Moves(Protocol):
     """What a method does to the weights at the points of a walk."""
 
-    signs: Sequence[int]
+    @property
+    def signs(self) -> Sequence[int]:
+        """A label for each point: 1, −1, or 0 for w itself."""
 
     @property
     def away(self) -> bool:
@@ -78,7 +80,7 @@ class Walk:
         self.done = 0
         self.inside = False
         self.cut_short = False
-        self._gradients = MeanGradient(self.parameters)
+        self.gradients = MeanGradient(self.parameters)
         self._cleanup = ExitStack()
 
     @property
@@ -110,7 +112,7 @@ class Walk:
             raise RuntimeError("a backward() ran after its point was left: call backward() inside `with point:`")
         try:
             self.inside = True
-            self._gradients.before(self.shares[point.index])
+            self.gradients.before(self.shares[point.index])
             if point.index == 0:
                 self.statistics.begin()
             reshard(self.model)  # gathered weights left over from before would hide the change
@@ -131,9 +133,10 @@ class Walk:
                 return self.abandon()
             self.moves.come_back(point.index)
             reshard(self.model)
+            self.gradients.after(self.shares[point.index])
             self.statistics.after(point.index, len(self.points))
             if point is self.points[-1]:
-                self._gradients.end()
+                self.gradients.end()
             self._seen = fingerprint(self.parameters)
             self.done += 1
             self.inside = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .checks import check_base, check_choice
-from .gradients import add_back, all_finite
-from .parallel import sharding, unwrap_ddp, zeroing_disabled
+from .gradients import add_back, added_on_arrival, all_finite, clear
+from .parallel import sharding, unwrap_ddp, zero_grad_watched
 from .walk import Point, Walk
 
 Loss = Tensor | float
@@ -168,31 +169,36 @@ class Wrapper(Optimizer):
         """The first call may clear what was there before; the later ones must not clear what the first has left."""
         parameters = self._parameters()
         ddp = unwrap_ddp(self.model)
+        owners = (self, self.base, self.model, ddp and ddp.module)
         with torch.enable_grad():
             if first:
-                loss = closure()
-            elif ddp is not None:  # DDP reduces what p.grad holds, so it has to stay there
-                with zeroing_disabled(self, self.base, ddp, ddp.module):
+                with zero_grad_watched(*owners) as cleared:
                     loss = closure()
+                if cleared and self._walk is not None:
+                    self._walk.gradients.drop_earlier()
             else:
                 aside = [p.grad for p in parameters]
-                for p in parameters:
-                    p.grad = None
-                loss = closure()
+                clear(parameters)
+                with nullcontext() if ddp is None else added_on_arrival(parameters, aside):
+                    loss = closure()
                 add_back(parameters, aside)
         if loss is None:
             raise RuntimeError("the closure returned nothing: end it with `return loss`")
         return loss
 
-    def _step_base(self) -> None:
-        """The base's step, with what GradScaler left for fused kernels, and non-finite gradients judged first."""
+    def _step_base(self) -> bool:
+        """The base's step, with what GradScaler left for fused kernels, and non-finite gradients judged first.
+
+        False where the gradients were found wanting and no step was taken.
+        """
         scaling: dict[str, Any] = {
             key: self.__dict__[key] for key in ("grad_scale", "found_inf") if key in self.__dict__
         }
         if self.nonfinite != "step":
             parameters = self._parameters()
             finite = all_finite(parameters, {s for s in map(sharding, parameters) if s is not None})
-            if self.nonfinite == "skip" and self._step_supports_amp_scaling:  # the kernel skips, the host need not wait
+            if self.nonfinite == "skip" and getattr(self.base, "_step_supports_amp_scaling", False):
+                # the kernel skips, the host need not wait
                 scaling["found_inf"] = scaling.get("found_inf", 0) + (~finite).float()
                 scaling.setdefault("grad_scale", None)
             elif capturing():
@@ -200,13 +206,14 @@ class Wrapper(Optimizer):
             elif not finite:
                 if self.nonfinite == "raise":
                     raise FloatingPointError("a gradient is not finite: zero_grad() and skip the batch, or lower lr")
-                return
+                return False
         self.base.__dict__.update(scaling)
         try:
             self.base.step()
         finally:
             for key in scaling:
                 self.base.__dict__.pop(key, None)
+        return True
 
     def _end_step(self) -> None:
         if self._walk is not None:

@@ -1,0 +1,7 @@
+"""``python -m ssgd``."""
+
+import sys
+
+from .cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,29 @@
+"""S-SGD and what it is compared with, behind one interface."""
+
+from .averaging import Averaging
+from .dropconnect import dropconnect, remove_dropconnect
+from .dropout import dropout_on_dense
+from .entropy_sgd import EntropySGD
+from .nso import NSO
+from .one_sided import OneSided
+from .plain import Plain
+from .registry import METHODS, Method, Setting, get
+from .rwp import RWP
+from .sam import SAM
+
+__all__ = [
+    "METHODS",
+    "NSO",
+    "RWP",
+    "SAM",
+    "Averaging",
+    "EntropySGD",
+    "Method",
+    "OneSided",
+    "Plain",
+    "Setting",
+    "dropconnect",
+    "dropout_on_dense",
+    "get",
+    "remove_dropconnect",
+]

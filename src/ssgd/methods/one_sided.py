@@ -1,0 +1,39 @@
+"""Weight noise on one side only: what S-SGD adds its mirror image to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ..core.checks import check_count
+from ..core.noisy import Noisy
+from ..core.points import Level
+from ..core.walk import Point
+
+
+class OneSided(Noisy):
+    """Gradients at w + n, with noise drawn afresh for every step: g = ∇L(w + n).
+
+    With ``law="sphere"`` (the default) it is weight noise of fixed norm (Murray & Edwards, 1993; An, 1996). With
+    ``law="uniform"`` it is SmoothOut (Wen et al., arXiv:1805.07898): U(−a, a) in every element, scaled by the layer's
+    rms. ``draws=2`` averages over two independent draws ("SmoothOut x2"), for two passes.
+
+    Options not named here are those of :class:`ssgd.SSGD`.
+    """
+
+    def __init__(self, base: Optimizer, noise: Level, *, draws: int = 1, law: Any = "sphere", **options: Any) -> None:
+        check_count("draws", draws)
+        self.draws = draws
+        super().__init__(base, noise, law=law, **options)
+
+    def points(self) -> Iterator[Point]:
+        """The points to take this batch's gradient at: one for each draw."""
+        yield from self._over([1] * self.draws)
+
+    def split(self, *batch: Any) -> Iterator[tuple[Point, Any]]:
+        """Noise of its own for each half of the batch: the one-sided counterpart of S-SGD's split."""
+        if self.draws > 1:
+            raise ValueError("split() draws once for each half: use draws=1, or points()")
+        yield from self._over_halves(batch, [1, 1])
