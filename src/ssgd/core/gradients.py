@@ -70,9 +70,10 @@ def clear(parameters: Iterable[Tensor]) -> None:
         p.grad = None
 
 
-def fingerprint(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Changes whenever a backward() adds to a gradient."""
-    return [(id(p.grad), 0 if p.grad is None else local(p.grad)._version) for p in parameters]
+def fingerprint(parameters: Iterable[Tensor]) -> list[tuple[int, ...]]:
+    """Changes whenever a backward() adds to a gradient: to the tensor or, where it is sharded, to the part here."""
+    gradients = [p.grad for p in parameters]
+    return [() if g is None else (id(g), g._version, local(g)._version) for g in gradients]
 
 
 @contextmanager
@@ -113,7 +114,7 @@ def all_finite(parameters: Sequence[Tensor], shardings: Iterable[Sharding]) -> T
     device = local(parameters[0]).device
     bad = torch.zeros((), device=device)
     if norms:
-        bad += torch.stack([n.to(device, torch.float32) for n in norms]).isfinite().logical_not().any()
+        bad += torch.stack([n.to(device) for n in norms]).isfinite().logical_not().any()
     for cut in shardings:
         bad = cut.sum(bad)
     return bad == 0
