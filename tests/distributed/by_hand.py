@@ -124,6 +124,16 @@ def assert_gradients(net: nn.Module, expected: Mapping[str, Tensor], **tolerance
     assert any(p.grad is not None for p in net.parameters()), "there is no gradient at all"
 
 
+def assert_shards_draw_for_themselves(noise: Sequence[Tensor], weights: Sequence[Tensor], level: float) -> None:
+    """No shard repeats another's noise, and none is scaled by itself: the level is that of the whole tensor only."""
+    for i, (n, w) in enumerate(zip(noise, weights, strict=True)):
+        assert abs(float(n.norm() / w.norm()) - level) > 1e-4, "the noise has the level in a shard already"
+        for earlier in noise[:i]:
+            for row, other in zip(n, earlier, strict=False):
+                cosine = F.cosine_similarity(row, other, dim=0)
+                assert abs(float(cosine)) < 0.999, "two shards have the same noise"
+
+
 def assert_same_on_every_rank(tensors: Mapping[str, Tensor]) -> None:
     """Bitwise."""
     for name, tensor in tensors.items():

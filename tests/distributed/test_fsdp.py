@@ -33,6 +33,7 @@ from .by_hand import (
     assert_bitwise,
     assert_gradients,
     assert_same_on_every_rank,
+    assert_shards_draw_for_themselves,
     loss_at,
     of_every_rank,
     whole,
@@ -105,8 +106,7 @@ def noise_of_whole_tensors(rank: int) -> None:
     plus, minus = noise
     for name in plus:
         torch.testing.assert_close(plus[name], -minus[name], rtol=0, atol=1e-15, msg=f"{name}: w + n, w − n asymmetric")
-    first_shard, second_shard = plus["0.weight"][:4], plus["0.weight"][4:]
-    assert not torch.allclose(first_shard[:3], second_shard), "both shards have the same noise"
+    assert_shards_draw_for_themselves(plus["0.weight"].split([4, 3]), w["0.weight"].split([4, 3]), LEVEL)
 
 
 def shards_of(p: Tensor) -> list[Tensor]:
@@ -167,7 +167,7 @@ def accumulate(rank: int) -> None:
     assert_bitwise(at_plus[2], at_plus[0])
 
 
-@pytest.mark.parametrize("when", ["before the points", "between the points", "inside the points"])
+@pytest.mark.parametrize("when", ["before the points", "between the points", "before a pass", "after a pass"])
 def test_a_forward_without_gradient_does_not_hide_the_perturbation(ranks: Ranks, when: str) -> None:
     ranks(2, after_no_grad_forward, when)
 
@@ -183,21 +183,30 @@ def after_no_grad_forward(rank: int, when: str) -> None:
         with torch.no_grad():
             net(x)
 
+    def loss_outside() -> float:
+        with torch.no_grad():
+            return float(F.cross_entropy(net(x), y))
+
     for _ in range(2):
         if when == "before the points":
             evaluate()
         for point in opt.points():
             with point:
-                if when == "inside the points":
+                if when == "before a pass":
                     evaluate()
                 observer.run(x, y)
+                if when == "after a pass":
+                    evaluate()
             if when == "between the points" and point.sign > 0:
                 evaluate()
+        if when == "after a pass":
+            clean = gathered(net, opt)
+            torch.testing.assert_close(loss_outside(), loss_at(observer.replica, clean, (x, y)), rtol=1e-9, atol=1e-12)
+            net.reshard()  # or torch itself would evaluate with these weights after the step
         opt.step()
         opt.zero_grad()
-    with torch.no_grad():
-        loss = float(F.cross_entropy(net(x), y))
-    torch.testing.assert_close(loss, loss_at(observer.replica, gathered(net, opt), (x, y)), rtol=1e-9, atol=1e-12)
+    clean = gathered(net, opt)
+    torch.testing.assert_close(loss_outside(), loss_at(observer.replica, clean, (x, y)), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -302,6 +311,9 @@ def exception_inside(rank: int) -> None:
                         raise KeyboardInterrupt
         assert all(torch.equal(a, b) for a, b in zip(shards, local_shards(opt), strict=True))
         assert all(p.grad is None for p in opt.param_groups[0]["params"])
+        with torch.no_grad():
+            loss = float(F.cross_entropy(net(batch[0]), batch[1]))
+        torch.testing.assert_close(loss, loss_at(observer.replica, gathered(net, opt), batch), rtol=1e-9, atol=1e-12)
     observed_step("points", opt, observer, batch)
     assert_gradients(net, observer.finish())
 

@@ -1,11 +1,13 @@
 """Tensor parallel, alone and under FSDP2: the whole tensor's ratio, and copies of a weight that stay alike."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -16,7 +18,13 @@ from ssgd import SSGD, select
 
 from ..problems import run_passes, vectors
 from .beside import Observer, gathered, observed_step
-from .by_hand import Weights, assert_bitwise, assert_gradients, assert_same_on_every_rank
+from .by_hand import (
+    Weights,
+    assert_bitwise,
+    assert_gradients,
+    assert_same_on_every_rank,
+    assert_shards_draw_for_themselves,
+)
 from .spawn import Ranks
 
 LEVEL, SEED = 0.3, 5
@@ -75,8 +83,8 @@ def noise_of_whole_tensors(rank: int) -> None:
             assert abs(float(n.norm() / w[name].norm()) - LEVEL) < 1e-5, name
         torch.testing.assert_close(n, -minus[name], rtol=0, atol=1e-15)
     assert_same_on_every_rank(plus)
-    for first_shard, second_shard in (plus["0.weight"].chunk(2, dim=0), plus["2.weight"].chunk(2, dim=1)):
-        assert not torch.allclose(first_shard, second_shard), "both shards have the same noise"
+    for name, dim in (("0.weight", 0), ("2.weight", 1)):
+        assert_shards_draw_for_themselves(plus[name].chunk(2, dim), w[name].chunk(2, dim), LEVEL)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -182,25 +190,46 @@ def noise_on_a_grid(rank: int) -> None:
         if w[name].norm() > 0:
             assert abs(float(n.norm() / w[name].norm()) - LEVEL) < 1e-5, name
     assert_same_on_every_rank(plus)
-    quarters = plus["0.weight"].chunk(4, dim=0)
-    assert not any(torch.allclose(quarters[i], quarters[j]) for i in range(4) for j in range(i))
+    assert_shards_draw_for_themselves(plus["0.weight"].chunk(4), w["0.weight"].chunk(4), LEVEL)
 
 
-@pytest.mark.parametrize("nonfinite", ["step", "skip"])
-def test_under_fsdp_trains_like_a_whole_net(ranks: Ranks, nonfinite: str) -> None:
-    ranks(4, train_on_a_grid, nonfinite)
+def test_under_fsdp_trains_like_a_whole_net(ranks: Ranks) -> None:
+    ranks(4, train_on_a_grid)
 
 
-def train_on_a_grid(rank: int, nonfinite: str) -> None:
-    """With "skip" every rank must also ask the others in the same order, or they wait for ever."""
+def train_on_a_grid(rank: int) -> None:
     net = grid_net()
-    opt = perturbing(net, nonfinite=nonfinite)
+    opt = perturbing(net)
     observer = Observer(net, opt, whole_net())
     for step in range(5):
         observed_step("points", opt, observer, vectors(seed=10 * step + rank // 2))
         assert_gradients(net, observer.finish())
     for name, p in observer.replica.named_parameters():
         torch.testing.assert_close(gathered(net, opt)[name], p.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_under_fsdp_all_ranks_ask_the_others_in_the_same_order(ranks: Ranks) -> None:
+    first, *others = ranks(4, order_of_reduces)
+    assert {"data", "tensor"} <= set(first)
+    assert others == [first] * 3  # or they could wait for each other for ever
+
+
+def order_of_reduces(rank: int) -> list[str]:
+    """The mesh dimension of every all-reduce of a step that looks for gradients that are not finite."""
+    net = grid_net()
+    opt = perturbing(net, nonfinite="skip")
+    before = gathered(net, opt)
+    run_passes(opt, "points", net, *vectors(seed=rank // 2))
+    seen: list[str] = []
+
+    def note(tensor: Tensor, group: dist.ProcessGroup) -> None:
+        low, high = dist.get_process_group_ranks(group)
+        seen.append("tensor" if high == low + 1 else "data")
+
+    with patch.object(dist, "all_reduce", note):  # nothing is sent, so that no rank waits
+        opt.step()
+    assert any(not torch.equal(w, before[name]) for name, w in gathered(net, opt).items())
+    return seen
 
 
 def test_under_fsdp_noise_by_rank_is_refused(ranks: Ranks) -> None:

@@ -51,6 +51,8 @@ class EntropySGD(Noisy):
             raise ValueError(
                 f"inner_lr and gamma must be above 0 and alpha in (0, 1], not {inner_lr!r}, {gamma!r} and {alpha!r}"
             )
+        if options.setdefault("per_rank", False):
+            raise ValueError("per_rank=True would lead the ranks' inner steps apart: Entropy-SGD needs shared noise")
         self.inner_steps, self.inner_lr, self.gamma, self.alpha = inner_steps, inner_lr, gamma, alpha
         super().__init__(base, noise, law=law, **options)
 

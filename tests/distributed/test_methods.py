@@ -1,0 +1,156 @@
+"""Every method of the registry under DDP and FSDP2."""
+
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+from ssgd.core.wrapper import Wrapper
+from ssgd.methods import METHODS, SAM
+
+from ..problems import mlp, vectors
+from .by_hand import assert_same_on_every_rank, momenta, weights_of, whole
+from .spawn import Ranks
+from .test_ddp import record_reduces
+
+INNER_STEPS = 3  # of Entropy-SGD, instead of its 20
+
+
+def build(name: str, net: nn.Module, model: nn.Module, **options: object) -> Wrapper:
+    if name == "entropy-sgd":
+        options["inner_steps"] = INNER_STEPS
+    return METHODS[name].build(SGD(net.parameters(), lr=0.1, momentum=0.9), model, **options)
+
+
+def step(name: str, opt: Wrapper, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    opt.zero_grad()
+    for point, (xb, yb) in METHODS[name].batches(opt, x, y):
+        with point:
+            F.cross_entropy(model(xb), yb).backward()
+    opt.step()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_ddp_keeps_replicas_alike_and_reduces_no_more_than_it_must(ranks: Ranks, name: str) -> None:
+    counts = ranks(2, under_ddp, name)
+    every_pass = {"sam": 2, "asam": 2, "entropy-sgd": INNER_STEPS}  # these need each pass's mean gradient
+    assert counts == [40 * every_pass.get(name, 1)] * 2
+
+
+def under_ddp(rank: int, name: str) -> int:
+    torch.manual_seed(0)
+    net = mlp(torch.float32)
+    if METHODS[name].transform is not None:  # a transform comes before DDP, as with any change of modules
+        METHODS[name].transform(net, 0.2)
+        ddp = DistributedDataParallel(net)
+        opt = METHODS["sgd"].build(SGD(net.parameters(), lr=0.1, momentum=0.9), ddp)
+    else:
+        ddp = DistributedDataParallel(net)
+        opt = build(name, net, ddp)
+    reduced = record_reduces(ddp)
+    before = weights_of(net)
+    for i in range(40):
+        step(name, opt, ddp, *vectors(samples=7, dtype=torch.float32, seed=2 * i + rank))
+    assert_same_on_every_rank(weights_of(net))
+    assert_same_on_every_rank(momenta(net, opt))
+    assert any(not torch.equal(before[k], w) for k, w in weights_of(net).items())
+    if hasattr(opt, "averaged"):
+        assert_same_on_every_rank(weights_of(opt.averaged.module))
+    return len(reduced)
+
+
+def test_sam_with_a_slope_of_its_own_on_each_rank_reduces_once(ranks: Ranks) -> None:
+    assert ranks(2, own_slopes) == [10, 10]
+
+
+def own_slopes(rank: int) -> int:
+    net = mlp(torch.float32)
+    ddp = DistributedDataParallel(net)
+    opt = SAM(SGD(net.parameters(), lr=0.1, momentum=0.9), 0.1, model=ddp, reduce_slope=False)
+    reduced = record_reduces(ddp)
+    for i in range(10):
+        step("sam", opt, ddp, *vectors(dtype=torch.float32, seed=2 * i + rank))
+    assert_same_on_every_rank(weights_of(net))
+    return len(reduced)
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("mirror", "swa", "ema")])
+def test_fsdp_trains_and_restores(ranks: Ranks, name: str) -> None:
+    ranks(2, under_fsdp, name)
+
+
+def under_fsdp(rank: int, name: str) -> None:
+    """Weights bitwise clean after the passes, resume bitwise, and without noise the whole net's training."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def start() -> tuple[nn.Module, Wrapper]:
+        net = mlp(torch.float64)
+        if METHODS[name].transform is not None:
+            METHODS[name].transform(net, 0.0)
+        for layer in (net[0], net[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        plain = METHODS["sgd"] if METHODS[name].transform is not None else None
+        seed = {"seed": 3} if "noise" in {s.name for s in METHODS[name].settings} else {}
+        if plain is not None:
+            return net, plain.build(SGD(net.parameters(), lr=0.1, momentum=0.9), net)
+        return net, build(name, net, net, **seed)
+
+    net, opt = start()
+    batches = [vectors(seed=2 * i + rank) for i in range(4)]
+    for batch in batches[:2]:
+        step(name, opt, net, *batch)
+    opt.zero_grad()
+    before = weights_of(net)
+    for point, (xb, yb) in METHODS[name].batches(opt, *batches[2]):
+        with point:
+            F.cross_entropy(net(xb), yb).backward()
+    for key, w in weights_of(net).items():
+        assert torch.equal(w, before[key]), key
+    opt.zero_grad()
+
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    again, again_opt = start()
+    with torch.no_grad():
+        for p, q in zip(again.parameters(), net.parameters(), strict=True):
+            p.copy_(q)
+    again_opt.load_state_dict(torch.load(file, weights_only=False))
+    for n, o in ((net, opt), (again, again_opt)):
+        step(name, o, n, *batches[3])
+    for p, q in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(whole(p), whole(q))
+
+    if name in ("sgd", "sam", "asam", "halves", "dropout", "dropconnect"):
+        compare_with_a_whole_net(name, *start())
+
+
+def compare_with_a_whole_net(name: str, net: nn.Module, opt: Wrapper) -> None:
+    """The same batch on both ranks: the mean over ranks is what one process gets."""
+    alone = mlp(torch.float64)
+    plain = name if METHODS[name].transform is None else "sgd"
+    alone_opt = METHODS[plain].build(SGD(alone.parameters(), lr=0.1, momentum=0.9), alone)
+    for i in range(5):
+        step(name, opt, net, *vectors(seed=i))
+        step(plain, alone_opt, alone, *vectors(seed=i))
+    sharded = {key.replace("parametrizations.", "").replace(".original", ""): p for key, p in net.named_parameters()}
+    for key, p in alone.named_parameters():
+        torch.testing.assert_close(whole(sharded[key]), p, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["swa", "ema"])
+def test_averages_of_sharded_models_are_refused_by_name(ranks: Ranks, name: str) -> None:
+    ranks(2, averages_refused, name)
+
+
+def averages_refused(rank: int, name: str) -> None:
+    net = fully_shard(mlp(torch.float32), mesh=init_device_mesh("cpu", (2,)))
+    with pytest.raises(ValueError, match="averages of sharded models are not served"):
+        build(name, net, net)
