@@ -177,8 +177,12 @@ def meter(device: torch.device, known: Sequence[Tensor]) -> Meter:
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
 def interleaved(
-    steps: Mapping[str, Callable[[], object]], repeats: int, device: torch.device
+    steps: Mapping[str, Callable[[], object]], repeats: int, device: torch.device, clock: Clock = time.perf_counter
 ) -> dict[str, list[float]]:
     """Seconds a step, ``repeats`` times for each: A, B, C, A, B, C, … after one round that does not count.
 
@@ -186,10 +190,10 @@ def interleaved(
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
-        _seconds(step, device)
+        _seconds(step, device, clock)
     for _ in range(repeats):
         for name, step in steps.items():
-            seconds[name].append(_seconds(step, device))
+            seconds[name].append(_seconds(step, device, clock))
     return seconds
 
 
@@ -207,7 +211,7 @@ def spread(values: Sequence[float]) -> float:
     return third - first
 
 
-def _seconds(step: Callable[[], object], device: torch.device, on_cuda: int = 5) -> float:
+def _seconds(step: Callable[[], object], device: torch.device, clock: Clock, on_cuda: int = 5) -> float:
     if device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(device)
@@ -217,9 +221,9 @@ def _seconds(step: Callable[[], object], device: torch.device, on_cuda: int = 5)
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1000 / on_cuda
-    start_time = time.perf_counter()
+    begun = clock()
     step()
-    return time.perf_counter() - start_time
+    return clock() - begun
 
 
 # --- writing --------------------------------------------------------------------------------------------------------

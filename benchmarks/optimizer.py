@@ -22,7 +22,7 @@ import graphs
 import memory
 import times
 import ways
-from measure import report
+from measure import CLOCKS, report
 
 
 def main() -> None:
@@ -37,7 +37,8 @@ def main() -> None:
         print("pytorch_optimizer is not installed, so the rows of its SAM are left out.")
     rows = calls.rows(device, repeats=1 if options.quick else 3) + memory.rows(device)
     prefer_speed()
-    rows += times.rows(device, options.repeats or (3 if options.quick else 15), options.compile)
+    repeats = options.repeats or (3 if options.quick else 15)
+    rows += times.rows(device, repeats, options.compile, CLOCKS[options.clock])
     if device.type == "cuda":
         rows += graphs.rows(device, repeats=3 if options.quick else 15)
     report(rows, device, options.out or Path(__file__).parent / "results" / f"optimizer-{device.type}.json")
@@ -49,6 +50,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few repeats: to see that it runs, not to quote figures")
     parser.add_argument("--repeats", type=int, help="rounds of step times (default: 15, with --quick 3)")
     parser.add_argument("--threads", type=int, help="torch's CPU threads (default: as torch chooses)")
+    parser.add_argument(
+        "--clock",
+        choices=tuple(CLOCKS),
+        default="wall",
+        help="CPU: what step times are read from; on a machine that is busy take cpu, with --threads 1 (default: wall)",
+    )
     parser.add_argument("--compile", action="store_true", help="CUDA: try torch.compile for the net too")
     parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/optimizer-<device>.json)")
     return parser.parse_args()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ways
 from graphs import captured
-from measure import Row, interleaved, ratio, spread
+from measure import Clock, Row, interleaved, ratio, spread
 from nets import wide_block, wide_resnet28
 from ways import Way
 
@@ -45,18 +45,20 @@ class Setting:
         return f"{self.kind}, {layout}, {'fused' if self.fused else 'foreach'}"
 
 
-def rows(device: torch.device, repeats: int, compiled: bool) -> list[Row]:
+def rows(device: torch.device, repeats: int, compiled: bool, clock: Clock) -> list[Row]:
     """The ratios in the setting with the fastest SGD; after them, on CUDA, in the fastest of every other kind."""
     trials = {setting: Bench(setting, device) for setting in settings(device, compiled)}
-    seconds = interleaved({str(s): bench.step("sgd") for s, bench in trials.items()}, max(repeats // 2, 2), device)
+    seconds = interleaved(
+        {str(s): bench.step("sgd") for s, bench in trials.items()}, max(repeats // 2, 2), device, clock
+    )
     by_speed = sorted(trials, key=lambda setting: statistics.median(seconds[str(setting)]))
     for setting in by_speed:
         print(f"SGD, {setting}: {statistics.median(seconds[str(setting)]) * 1000:.1f} ms")
     best_of_kind = {setting.kind: setting for setting in reversed(by_speed)}
-    found = ratios(trials[by_speed[0]], repeats, "")
+    found = ratios(trials[by_speed[0]], repeats, "", clock)
     for kind, setting in best_of_kind.items():
         if setting is not by_speed[0] and device.type == "cuda":
-            found += ratios(trials[setting], repeats, f"_{kind}")
+            found += ratios(trials[setting], repeats, f"_{kind}", clock)
     return found
 
 
@@ -68,9 +70,9 @@ def settings(device: torch.device, compiled: bool) -> list[Setting]:
     return [Setting(True, False), *(Setting(True, True, compile_it, graph) for compile_it, graph in kinds)]
 
 
-def ratios(bench: Bench, repeats: int, suffix: str) -> list[Row]:
+def ratios(bench: Bench, repeats: int, suffix: str, clock: Clock) -> list[Row]:
     names = [name for name in WAYS if name != "sam" or (ways.has_sam() and not bench.setting.graph)]
-    seconds = interleaved({name: bench.step(name) for name in names}, repeats, bench.device)
+    seconds = interleaved({name: bench.step(name) for name in names}, repeats, bench.device, clock)
     sgd = [1000 * t for t in seconds["sgd"]]
     detail = {"net": bench.net_name, "batch": len(bench.x), "setting": str(bench.setting)}
     found = [Row(f"sgd_step{suffix}", statistics.median(sgd), "ms", repeats, spread(sgd), detail=detail)]

@@ -200,7 +200,7 @@ def test_sam_agrees_step_for_step_with_pytorch_optimizer(adaptive):
 
 
 def test_sam_works_where_that_one_does_not():
-    """One autocast block around both passes: there the second pass uses the casts of the first, and SAM is plain SGD."""
+    """One autocast block around both passes: there the second pass uses the first one's casts, and SAM is SGD."""
     theirs_class = pytest.importorskip("pytorch_optimizer").SAM
     x, y = vectors(dtype=torch.float32)
 

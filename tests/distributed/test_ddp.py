@@ -204,6 +204,30 @@ def used_once(rank: int) -> None:
     assert_same_on_every_rank(weights_of(net))
 
 
+def test_such_a_layer_in_a_closure_raises(ranks: Ranks) -> None:
+    ranks(2, used_once_in_a_closure)
+
+
+def used_once_in_a_closure(rank: int) -> None:
+    """A closure's gradients are set aside, where DDP cannot find that of a layer its pass does not use: no step."""
+    net = WithSpare()
+    ddp = parallel(net, find_unused_parameters=True)
+    opt = SSGD(momentum_sgd(ddp), LEVEL, model=ddp, seed=SEED)
+    before = weights_of(net)
+    x, y = vectors(seed=rank)
+    net.use_spare = True
+
+    def closure() -> Tensor:
+        loss = F.cross_entropy(ddp(x), y)
+        loss.backward()
+        net.use_spare = False
+        return loss
+
+    with pytest.raises(RuntimeError, match="gradient"):
+        opt.step(closure)
+    assert_bitwise(weights_of(net), before)
+
+
 @pytest.mark.parametrize("compiled", ["inside", "outside"])
 def test_closures_clear_gradients_of_compiled_modules(ranks: Ranks, compiled: str) -> None:
     ranks(2, closures_and_compile, compiled)

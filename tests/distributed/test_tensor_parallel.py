@@ -166,6 +166,22 @@ def refusals(rank: int) -> None:
             perturbing(net, **options)
 
 
+def test_noise_by_filter_needs_whole_rows(ranks: Ranks) -> None:
+    ranks(2, filters)
+
+
+def filters(rank: int) -> None:
+    net = cut_net(line())
+    by_rows, by_columns = (
+        SSGD(SGD(layer.parameters(), lr=0.1), LEVEL, model=net, law="filter") for layer in (net[0], net[2])
+    )
+    assert all(ratio > 0 for ratio in by_rows.realised_ratios())
+    before = gathered(net[2], by_columns)
+    with pytest.raises(ValueError, match="noise by filter needs whole rows"):
+        by_columns.realised_ratios()
+    assert_bitwise(gathered(net[2], by_columns), before)
+
+
 # --- under FSDP2: a mesh of (data parallel, tensor parallel) --------------------------------------------------------
 
 

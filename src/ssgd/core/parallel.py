@@ -66,7 +66,7 @@ def sharding(parameter: Tensor) -> Sharding | None:
     return Sharding(
         parameter.device_mesh,  # type: ignore[attr-defined]
         tuple(not placement.is_replicate() for placement in parameter.placements),  # type: ignore[attr-defined]
-        all(placement.is_shard(0) or not placement.is_shard() for placement in parameter.placements),  # type: ignore[attr-defined]
+        all(placement.is_replicate() or placement.dim == 0 for placement in parameter.placements),  # type: ignore[attr-defined]
     )
 
 

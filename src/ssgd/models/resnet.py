@@ -1,0 +1,80 @@
+"""ResNets for 32×32 images (He et al., arXiv:1512.03385, section 4.2)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+DEPTHS = (20, 32, 44, 56, 110)
+
+
+def cifar_resnet(depth: int, classes: int, shortcut: str = "A") -> nn.Module:
+    """ResNet20, 32, 44, 56 or 110. ``shortcut="A"`` pads with zeros, as in the paper; ``"B"`` projects by 1×1."""
+    if depth not in DEPTHS:
+        raise ValueError(f"no ResNet{depth} for CIFAR: the depths are {', '.join(map(str, DEPTHS))}")
+    if shortcut not in ("A", "B"):
+        raise ValueError(f"shortcut must be 'A' (zero padding) or 'B' (projection), not {shortcut!r}")
+    return CifarResNet((depth - 2) // 6, classes, shortcut)
+
+
+class CifarResNet(nn.Module):
+    """Three stages of 16, 32 and 64 channels with ``blocks`` residual blocks each."""
+
+    def __init__(self, blocks: int, classes: int, shortcut: str) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        width, body = 16, []
+        for channels in (16, 32, 64):
+            for i in range(blocks):
+                stride = 2 if channels > 16 and i == 0 else 1
+                body.append(Block(width, channels, stride, shortcut))
+                width = channels
+        self.body = nn.Sequential(*body)
+        self.head = nn.Linear(width, classes)
+        for module in self.modules():
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_normal_(module.weight)  # He et al., arXiv:1502.01852
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(self.stem(x)).mean((2, 3)))
+        return out
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions and the shortcut around them."""
+
+    def __init__(self, width: int, channels: int, stride: int, shortcut: str) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, channels, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if width != channels:
+            self.shortcut = (
+                ZeroPadded(stride, channels - width) if shortcut == "A" else Projected(width, channels, stride)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ZeroPadded(nn.Module):
+    """Every second pixel, and channels of zeros to fill up: no parameters."""
+
+    def __init__(self, stride: int, more: int) -> None:
+        super().__init__()
+        self.stride, self.padding = stride, (0, 0, 0, 0, more // 2, more - more // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], self.padding)
+
+
+class Projected(nn.Sequential):
+    """A strided 1×1 convolution with batch-norm."""
+
+    def __init__(self, width: int, channels: int, stride: int) -> None:
+        super().__init__(nn.Conv2d(width, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
