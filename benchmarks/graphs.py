@@ -66,7 +66,9 @@ def captured(way: Way, run: Pass, x: Tensor, y: Tensor) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         way.step(run, x, y)
 
-    def replay() -> None:
+    held = run, x, y  # the graph reads them by address
+
+    def replay(held: object = held) -> None:
         if isinstance(optimizer, SSGD):
             optimizer.before_replay()
         graph.replay()

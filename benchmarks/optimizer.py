@@ -37,7 +37,7 @@ def main() -> None:
         print("pytorch_optimizer is not installed, so the rows of its SAM are left out.")
     rows = calls.rows(device, repeats=1 if options.quick else 3) + memory.rows(device)
     prefer_speed()
-    repeats = options.repeats or (3 if options.quick else 15)
+    repeats = options.repeats or (3 if options.quick else 61 if device.type == "cpu" else 15)
     rows += times.rows(device, repeats, options.compile, CLOCKS[options.clock])
     if device.type == "cuda":
         rows += graphs.rows(device, repeats=3 if options.quick else 15)
@@ -48,7 +48,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to run (default: cpu)")
     parser.add_argument("--quick", action="store_true", help="few repeats: to see that it runs, not to quote figures")
-    parser.add_argument("--repeats", type=int, help="rounds of step times (default: 15, with --quick 3)")
+    parser.add_argument("--repeats", type=int, help="rounds of step times (default: CPU 61, CUDA 15, with --quick 3)")
     parser.add_argument("--threads", type=int, help="torch's CPU threads (default: as torch chooses)")
     parser.add_argument(
         "--clock",

@@ -241,8 +241,6 @@ def test_grad_scaler_equals_training_without(name, fused):
             plain_opt.zero_grad()
         else:
             step(name, plain_opt, plain, x, y)
-    if name == "m-arwp" and fused:
-        return  # the overflow is known to the kernel alone, and enters the memory of squared gradients
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 

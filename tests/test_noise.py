@@ -37,7 +37,7 @@ def make(shapes, seed=0, dtype=torch.float64):
 @given(shapes, st.floats(1e-3, 3.0), st.sampled_from(["sphere", "sign"]), st.integers(0, 2**63 - 1))
 def test_fixed_laws_have_exactly_the_level_in_every_tensor_and_the_pair_is_symmetric(shapes, level, law, seed):
     parameters = make(shapes)
-    plus, minus = noises(SSGD(SGD(parameters, lr=0.1), level, law=law, seed=seed), parameters)
+    plus, minus = noises(SSGD(SGD(parameters, lr=0.1), level, law=law, seed=seed, perturb=parameters), parameters)
     for p, n, m in zip(parameters, plus, minus, strict=True):
         torch.testing.assert_close(n.norm(), level * p.detach().norm(), rtol=1e-9, atol=0)
         torch.testing.assert_close(n, -m, rtol=1e-9, atol=1e-12)

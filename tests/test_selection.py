@@ -60,6 +60,17 @@ def test_a_column_that_is_no_magnitude_is_perturbed():
     assert chosen(model) == ["0.weight", "1.weight"]
 
 
+@pytest.mark.parametrize("with_model", [False, True])
+def test_a_column_before_a_tensor_with_as_many_rows_is_no_magnitude(with_model):
+    """Linear(1, 8) and Linear(8, 8) without biases have the shapes of weight-norm's pair."""
+    model = nn.Sequential(nn.Linear(1, 8, bias=False), nn.Linear(8, 8, bias=False))
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.1, model=model if with_model else None)
+    assert len(opt.selected) == 2
+    with torch.no_grad():
+        model[0].weight.abs_()  # now only the model can tell
+    assert len(SSGD(SGD(model.parameters(), lr=0.1), 0.1, model=model).selected) == 2
+
+
 def test_only_what_was_chosen_moves():
     model = Everything()
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.1, perturb=select(model, "conv"))

@@ -193,7 +193,7 @@ def test_a_backward_after_its_point_raises(last):
     x, y = vectors(dtype=torch.float32)
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
     before = weights(model)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="no gradient came inside" if last else "modified by an inplace operation"):
         for point in opt.points():
             with point:
                 loss = F.cross_entropy(model(x), y)
@@ -214,6 +214,22 @@ def test_a_late_backward_that_autograd_cannot_see_raises_at_the_next_point():
             with point:
                 loss = F.cross_entropy(model(x), y)
             loss.backward()
+
+
+def test_a_last_pass_without_its_backward_raises_where_autograd_would_not():
+    model = nn.Linear(5, 3)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match=r"no gradient came inside the last point: call backward\(\) inside"):
+        for point in opt.points():
+            with point:
+                loss = F.cross_entropy(model(x), y)
+                if point.sign > 0:
+                    loss.backward()
+            if point.sign < 0:
+                loss.backward()
+    assert same(model, before)
 
 
 def test_a_point_can_be_taken_once_and_in_order():

@@ -45,8 +45,10 @@ class RunningStatistics:
             for result, b in zip(self._result, self._buffers, strict=True):
                 if b.is_floating_point():
                     result.lerp_(b, share)
-        last = index + 1 == count
-        torch._foreach_copy_(self._buffers, self._result if last else self._before)
+        if index + 1 < count:
+            return self.undo()
+        torch._foreach_copy_(self._buffers, self._result)
+        self._before, self._result = [], []
 
     @torch.no_grad()
     def undo(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,11 @@ class Bucket:
     tensors: list[Tensor] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)  # the parameter group each tensor belongs to
     numels: list[int] = field(default_factory=list)  # elements of the whole tensor, over all shards
+
+    @cached_property
+    def wide(self) -> torch.dtype:
+        """Single precision at least: what norms are taken in."""
+        return torch.promote_types(self.tensors[0].dtype, torch.float32)
 
     def copy(self) -> list[Tensor]:
         """A copy of the tensors, in one allocation."""

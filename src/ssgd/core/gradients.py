@@ -99,11 +99,11 @@ def added_on_arrival(parameters: Sequence[Tensor], aside: list[Tensor | None]) -
 @torch.no_grad()
 def add_back(parameters: Sequence[Tensor], aside: Sequence[Tensor | None]) -> None:
     """``p.grad`` = what was set aside + what has come since."""
-    for p, old in zip(parameters, aside, strict=True):
-        if old is None:
-            continue
-        if p.grad is not None:
-            local(old).add_(local(p.grad))
+    kept = [(p, old) for p, old in zip(parameters, aside, strict=True) if old is not None]
+    both = [(local(old), local(p.grad)) for p, old in kept if p.grad is not None]
+    if both:
+        torch._foreach_add_([old for old, _ in both], [new for _, new in both])
+    for p, old in kept:
         p.grad = old
 
 

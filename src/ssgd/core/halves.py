@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -28,11 +29,10 @@ def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]]:
     if size < 2:
         raise ValueError("split() needs at least two samples, one for each sign; drop the last batch or use points()")
     first = (size + 1) // 2
-
-    def part(start: int, length: int) -> Any:
-        def cut(leaf: Any) -> Any:
-            return leaf.narrow(0, start, length) if isinstance(leaf, Tensor) and leaf.dim() > 0 else leaf
-
-        return pytree.tree_map(cut, batch)
-
-    return (part(0, first), first / size), (part(first, size - first), (size - first) / size)
+    leaves, structure = pytree.tree_flatten(batch)
+    pairs = [
+        torch.split(leaf, [first, size - first]) if isinstance(leaf, Tensor) and leaf.dim() > 0 else (leaf, leaf)
+        for leaf in leaves
+    ]
+    one, other = (pytree.tree_unflatten([pair[i] for pair in pairs], structure) for i in (0, 1))
+    return (one, first / size), (other, (size - first) / size)

@@ -145,7 +145,7 @@ class Noisy(Wrapper):
         yield from zip(self._over(signs, shares or [first_share, second_share]), (first, second), strict=True)
 
     def _default_selection(self) -> list[Tensor]:
-        return default_selection(self._parameters())
+        return default_selection(self._parameters(), self.model)
 
     def _plus(self) -> None:
         """w → w + n, with the next noise of this step."""

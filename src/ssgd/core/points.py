@@ -131,7 +131,7 @@ class TwoPoints(KeptWeights):
         if self.law.unit == "filter":
             scales = [_filter_norms(bucket, t) for t in bucket.tensors]
         elif self.law.unit == "one":
-            scales = [t.new_ones((), dtype=torch.promote_types(t.dtype, torch.float32)) for t in bucket.tensors]
+            scales = [t.new_ones((), dtype=bucket.wide) for t in bucket.tensors]
         else:
             scales = self._norms(bucket, bucket.tensors)
         if self.law.unit == "norm":
@@ -141,29 +141,34 @@ class TwoPoints(KeptWeights):
         elif self.law.unit == "rms":
             self.each("div_", scales, [math.sqrt(n) for n in bucket.numels])
         if any(isinstance(level, Tensor) for level in levels):
-            levels = [torch.as_tensor(a, dtype=s.dtype, device=s.device) for a, s in zip(levels, scales, strict=True)]
+            levels = [_on_device(a, s) for a, s in zip(levels, scales, strict=True)]
         self.each("mul_", scales, levels)
         return scales
 
     def _norms(self, bucket: Bucket, tensors: list[Tensor]) -> list[Tensor]:
         """The norm of each whole tensor, in single precision at least."""
-        wide = torch.promote_types(tensors[0].dtype, torch.float32)
         if self.foreach:
-            norms = list(torch._foreach_norm(tensors, 2, dtype=wide))
+            norms = list(torch._foreach_norm(tensors, 2, dtype=bucket.wide))
         else:
-            norms = [torch.linalg.vector_norm(t, 2, dtype=wide) for t in tensors]
+            norms = [torch.linalg.vector_norm(t, 2, dtype=bucket.wide) for t in tensors]
         if bucket.sharding is None:
             return norms
         return list(bucket.sharding.sum(torch.stack(norms).square_()).sqrt_().unbind())
+
+
+def _on_device(level: Level, like: Tensor) -> Tensor:
+    """The level as a tensor, made without a copy from the host, which a CUDA graph could not hold."""
+    if isinstance(level, Tensor):
+        return level.to(like)
+    return torch.full((), level, dtype=like.dtype, device=like.device)
 
 
 def _filter_norms(bucket: Bucket, tensor: Tensor) -> Tensor:
     """The norm of each row, or of a whole vector, in a shape that multiplies the tensor."""
     if bucket.sharding is not None and not bucket.sharding.rows_are_whole:
         raise ValueError("noise by filter needs whole rows: shard over dimension 0, or use another law")
-    wide = torch.promote_types(tensor.dtype, torch.float32)
     rows = tuple(range(1, tensor.dim())) or None
-    norms: Tensor = torch.linalg.vector_norm(tensor, dim=rows, keepdim=True, dtype=wide)
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=rows, keepdim=True, dtype=bucket.wide)
     return norms
 
 

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 KINDS: dict[str, tuple[type[nn.Module], ...]] = {
     "conv": (nn.modules.conv._ConvNd,),
@@ -37,7 +38,7 @@ def select(
         raise ValueError(f"no kind of layer called {unknown[0]!r}: use {', '.join(KINDS)}")
     classes = None if wanted_kinds is None else tuple(c for kind in wanted_kinds for c in KINDS[kind])
 
-    skip = magnitudes(list(model.parameters()))
+    skip = magnitudes(list(model.parameters()), model)
     chosen: dict[int, nn.Parameter] = {}
     for module_name, module in model.named_modules():
         if classes is not None and not isinstance(_owner(model, module_name, module), classes):
@@ -64,21 +65,32 @@ def trainable(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [p for p in parameters if p.requires_grad]
 
 
-def default_selection(parameters: Sequence[Tensor]) -> list[Tensor]:
+def default_selection(parameters: Sequence[Tensor], model: nn.Module | None = None) -> list[Tensor]:
     """Trainable tensors of two or more dimensions, weight-norm's magnitudes left out."""
-    skip = magnitudes(parameters)
+    skip = magnitudes(parameters, model)
     return [p for p in parameters if p.requires_grad and p.dim() >= 2 and id(p) not in skip]
 
 
-def magnitudes(parameters: Sequence[Tensor]) -> set[int]:
-    """The ids of weight-norm's magnitudes: shape (k, 1, …, 1), directly before the direction (k, …) they scale."""
+def magnitudes(parameters: Sequence[Tensor], model: nn.Module | None = None) -> set[int]:
+    """The ids of weight-norm's magnitudes: by the model where it is known, else by their look."""
+    if model is not None:
+        return {id(p) for module in model.modules() for p in _magnitudes_of(module)}
     found = set()
-    for this, following in pairwise(parameters):
+    for this, following in pairwise(parameters):  # (k, 1, …, 1), all positive, before the direction (k, …) it scales
         column = this.dim() >= 2 and this.shape[0] > 1 and this.numel() == this.shape[0]
         direction = following.dim() == this.dim() and following.shape[:1] == this.shape[:1]
-        if column and direction and following.numel() > this.numel():
+        if column and direction and following.numel() > this.numel() and bool((this > 0).all()):
             found.add(id(this))
     return found
+
+
+def _magnitudes_of(module: nn.Module) -> list[Tensor]:
+    """Those of the module itself: of torch's parametrisation, or of the older weight_norm()."""
+    if isinstance(module, parametrize.ParametrizationList):
+        is_weight_norm = type(module[0]).__name__ == "_WeightNorm"
+        return [p for name, p in module.named_parameters(recurse=False) if is_weight_norm and name == "original0"]
+    own = dict(module.named_parameters(recurse=False))
+    return [p for name, p in own.items() if name.endswith("_g") and f"{name[:-2]}_v" in own]
 
 
 def _strings(value: str | Iterable[str] | None) -> tuple[str, ...] | None:

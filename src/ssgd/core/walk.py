@@ -80,6 +80,8 @@ class Walk:
         self.done = 0
         self.inside = False
         self.cut_short = False
+        self._seen: list[tuple[int, ...]] = []  # the gradients' fingerprint when last looked at
+        self._arrivals: list[bool] = []  # whether a gradient came inside each point
         self.gradients = MeanGradient(self.parameters)
         self._cleanup = ExitStack()
 
@@ -122,6 +124,7 @@ class Walk:
             ddp = unwrap_ddp(self.model)
             if ddp is not None and point is not self.points[-1] and not self.reduce_every_pass:
                 self._cleanup.enter_context(no_sync(ddp))  # one all-reduce a step: the last pass carries the sum
+            self._seen = fingerprint(self.parameters)
         except BaseException:
             self.abandon()
             raise
@@ -131,6 +134,7 @@ class Walk:
             self._cleanup.close()
             if failed:
                 return self.abandon()
+            self._check_arrival(point)
             self.moves.come_back(point.index)
             reshard(self.model)
             self.gradients.after(self.shares[point.index])
@@ -153,6 +157,12 @@ class Walk:
         clear(self.parameters)
         self.inside = False
         self.cut_short = True
+
+    def _check_arrival(self, point: Point) -> None:
+        """A last pass without a backward() after passes with one: it is still to come, and would come too late."""
+        self._arrivals.append(fingerprint(self.parameters) != self._seen)
+        if point is self.points[-1] and any(self._arrivals) and not self._arrivals[-1]:
+            raise RuntimeError("no gradient came inside the last point: call backward() inside `with point:`")
 
     def _share_random_state(self, index: int) -> None:
         if index == 0:

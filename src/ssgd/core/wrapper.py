@@ -155,6 +155,7 @@ class Wrapper(Optimizer):
 
     def _evaluate(self, closure: Callable[[], Loss]) -> Loss:
         """Call the closure at every point; right whether or not it clears gradients."""
+        losses: list[Loss] = []
         for point in self.points():
             with point:
                 self._in_closure = True
@@ -162,7 +163,9 @@ class Wrapper(Optimizer):
                     point.loss = self._call(closure, first=point.index == 0)
                 finally:
                     self._in_closure = False
-        losses = self._note_losses()
+                if isinstance(point.loss, Tensor):
+                    point.loss = point.loss.detach()
+                losses.append(point.loss)
         return sum(losses[1:], losses[0]) / len(losses)
 
     def _call(self, closure: Callable[[], Loss], first: bool) -> Loss:
@@ -196,7 +199,8 @@ class Wrapper(Optimizer):
         }
         if self.nonfinite != "step":
             parameters = self._parameters()
-            finite = all_finite(parameters, {s for s in map(sharding, parameters) if s is not None})
+            cuts = dict.fromkeys(s for s in map(sharding, parameters) if s is not None)  # the same order on all ranks
+            finite = all_finite(parameters, cuts)
             if self.nonfinite == "skip" and getattr(self.base, "_step_supports_amp_scaling", False):
                 # the kernel skips, the host need not wait
                 scaling["found_inf"] = scaling.get("found_inf", 0) + (~finite).float()
@@ -217,14 +221,9 @@ class Wrapper(Optimizer):
 
     def _end_step(self) -> None:
         if self._walk is not None:
-            self._note_losses()
+            found = [point.loss for point in self._walk.points if point.loss is not None]
+            self._losses = [loss.detach() if isinstance(loss, Tensor) else loss for loss in found]
             self._walk = None
-
-    def _note_losses(self) -> list[Loss]:
-        points = [] if self._walk is None else self._walk.points
-        found = [point.loss for point in points if point.loss is not None]
-        self._losses = [loss.detach() if isinstance(loss, Tensor) else loss for loss in found]
-        return self._losses
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]

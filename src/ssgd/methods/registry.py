@@ -122,7 +122,7 @@ _methods = [
         2,
         (
             *_noise(0.01, 0.05, "gamma: noise of gamma * ||filter|| in every weight"),
-            Setting("share", 0.5, 0.0, 1.0, "lambda, the noisy gradient's share"),
+            Setting("share", 0.5, 0.1, 1.0, "lambda, the noisy gradient's share"),
             Setting("eta", 1.0, 0.0, 10.0, "how much past gradients damp the noise"),
             Setting("beta", 0.99, 0.0, 0.999, "memory of past gradients"),
         ),
