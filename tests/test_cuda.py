@@ -48,6 +48,49 @@ def test_graph_of_split_is_the_eager_step() -> None:
     graph_is_the_eager_step(conv_net, "split")
 
 
+def test_graph_of_a_closure_is_the_eager_step() -> None:
+    graph_is_the_eager_step(mlp, "closure")
+    graph_is_the_eager_step(conv_net, "closure")
+
+
+def test_graph_with_a_number_and_a_tensor_as_levels_is_the_eager_step() -> None:
+    def two_groups(parameters: Any, lr: Tensor) -> Optimizer:
+        first, *rest = parameters
+        return SGD([{"params": [first], "noise": 0.3}, {"params": rest}], lr=lr, momentum=0.9, fused=True)
+
+    graph_is_the_eager_step(mlp, "points", base=two_groups)
+
+
+def test_what_a_graph_cannot_hold_is_refused_while_capturing() -> None:
+    def refused(sentence: str, misuse: Callable[[Run], None], **options: Any) -> None:
+        run = Run(mlp, "points", **options)
+        run.step()
+        run.opt.zero_grad()
+        before = clones(run.net.parameters())
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        run.opt.register_graph(graph)
+        try:
+            with torch.cuda.graph(graph):
+                misuse(run)
+        except RuntimeError as error:
+            assert sentence in str(error), error
+        else:
+            raise AssertionError(f"not refused: {sentence}")
+        torch.cuda.synchronize()
+        assert all_equal(before, run.net.parameters())
+
+    def accumulate(run: Run) -> None:
+        for _ in range(2):
+            for point in run.opt.points():
+                with point:
+                    F.cross_entropy(run.net(run.x), run.y).backward()
+
+    refused("a CUDA graph holds one batch a step", accumulate)
+    refused("puts random states back on the host", Run.step, rng="same")
+    refused("in a CUDA graph needs 'skip' and a fused base", Run.step, nonfinite="raise")
+
+
 def test_graph_of_two_pairs_is_the_eager_step() -> None:
     graph_is_the_eager_step(mlp, "points", pairs=2)
     graph_is_the_eager_step(conv_net, "points", pairs=2)
@@ -403,6 +446,16 @@ def take_step(
 ) -> None:
     """One step; gradients are cleared before it and stay after it."""
     opt.zero_grad()
+    if way == "closure":
+
+        def closure() -> Tensor:
+            opt.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        return
     parts = opt.split(x, y) if way == "split" else ((point, (x, y)) for point in opt.points())
     for point, (part_x, part_y) in parts:
         with point:

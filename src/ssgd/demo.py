@@ -4,7 +4,7 @@ A small convolutional net learns 8×8 handwritten digits from 100 images; the ot
 gives one split, one initialisation and one data order, and all methods share them, so differences are paired.
 
 This is a demonstration, not evidence for the paper's tables. Its setting was picked on seeds 100 to 109, which the demo
-does not use, as one in which SGD gains little from more epochs and the noise shows; in others noise did nothing, or cost
+does not use, as one in which SGD gains little from more epochs and the noise shows; in others it did nothing, or cost
 accuracy. The level is larger than what helps on real tasks, and part of what `split` does may be batch-norm over halves
 of a batch.
 

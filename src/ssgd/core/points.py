@@ -131,7 +131,8 @@ class TwoPoints(KeptWeights):
         if self.law.unit == "filter":
             scales = [_filter_norms(bucket, t) for t in bucket.tensors]
         elif self.law.unit == "one":
-            scales = [t.new_ones((), dtype=bucket.wide) for t in bucket.tensors]
+            first = bucket.tensors[0]
+            scales = list(torch.ones(len(bucket.tensors), dtype=bucket.wide, device=first.device).unbind())
         else:
             scales = self._norms(bucket, bucket.tensors)
         if self.law.unit == "norm":

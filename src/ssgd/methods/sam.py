@@ -129,12 +129,10 @@ class Climb:
         self.weights.keep()
         for bucket, slope in zip(self.weights.buckets, slopes, strict=True):
             if self.adaptive:
-                slope = [g * t.abs() for g, t in zip(slope, bucket.tensors, strict=True)]
-            scales = [
-                (self.levels[g] / (norm.to(t.device) + 1e-12))
-                for g, t in zip(bucket.groups, bucket.tensors, strict=True)
-            ]
-            self.weights.each("addcmul_", bucket.tensors, slope, scales)
+                slope = list(torch._foreach_mul(slope, torch._foreach_abs(bucket.tensors)))
+            here = norm.to(bucket.tensors[0].device)
+            scales = {group: self.levels[group] / (here + 1e-12) for group in set(bucket.groups)}
+            self.weights.each("addcmul_", bucket.tensors, slope, [scales[group] for group in bucket.groups])
         torch.clear_autocast_cache()
 
     def _slope(self, p: Tensor) -> Tensor:
