@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -60,14 +61,16 @@ def count(build: Callable[[list[nn.Parameter]], Way], device: torch.device, repe
 
 
 class GivenGradients:
-    """In the place of forward and backward: puts gradients there without calling an operator."""
+    """In the place of forward and backward: puts gradients there without calling an operator, others at each pass."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.gradients = [(p, torch.ones_like(p, requires_grad=False)) for p in parameters]
+        self.parameters = parameters
+        sets = [[torch.ones_like(p, requires_grad=False) for p in parameters] for _ in range(2)]
+        self.gradients = itertools.cycle(sets)
         self.loss = torch.zeros((), device=parameters[0].device)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        for parameter, gradient in self.gradients:
+        for parameter, gradient in zip(self.parameters, next(self.gradients), strict=True):
             parameter.grad = gradient
         return self.loss
 

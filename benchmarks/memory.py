@@ -72,6 +72,8 @@ class AccumulatedGradients:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+            else:
+                parameter.grad.zero_()
         self.held.append(self.reading.current())
         return torch.zeros((), device=x.device)
 

@@ -27,16 +27,16 @@ class Point:
     def __init__(self, walk: Walk, index: int, sign: int) -> None:
         self.index = index
         self.sign = sign
-        self._walk = walk
+        self.walk = walk
 
     def __enter__(self) -> Point:
-        self._walk.enter(self)
+        self.walk.enter(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._walk.leave(self, failed=kind is not None)
+        self.walk.leave(self, failed=kind is not None)
 
     def __repr__(self) -> str:
         return f"Point({'clean' if self.sign == 0 else 'w + n' if self.sign > 0 else 'w − n'})"
@@ -80,6 +80,7 @@ class Walk:
         self.done = 0
         self.inside = False
         self.cut_short = False
+        self.by_closure = False  # then every backward() runs inside its point
         self._seen: list[tuple[int, ...]] = []  # the gradients' fingerprint when last looked at
         self._arrivals: list[bool] = []  # whether a gradient came inside each point
         self.gradients = MeanGradient(self.parameters)
@@ -161,7 +162,8 @@ class Walk:
     def _check_arrival(self, point: Point) -> None:
         """A last pass without a backward() after passes with one: it is still to come, and would come too late."""
         self._arrivals.append(fingerprint(self.parameters) != self._seen)
-        if point is self.points[-1] and any(self._arrivals) and not self._arrivals[-1]:
+        last = point is self.points[-1] and not self.by_closure
+        if last and any(self._arrivals) and not self._arrivals[-1]:
             raise RuntimeError("no gradient came inside the last point: call backward() inside `with point:`")
 
     def _share_random_state(self, index: int) -> None:

@@ -158,6 +158,7 @@ class Wrapper(Optimizer):
         losses: list[Loss] = []
         for point in self.points():
             with point:
+                point.walk.by_closure = True
                 self._in_closure = True
                 try:
                     point.loss = self._call(closure, first=point.index == 0)
