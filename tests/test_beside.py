@@ -96,8 +96,9 @@ def test_an_average_of_weights_sees_only_clean_ones(way: str) -> None:
 # --- accumulated gradients ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["points", "split"])
+@pytest.mark.parametrize("way", WAYS)
 def test_three_micro_batches_see_both_signs_of_the_same_noise(way: str) -> None:
+    """Points and split take each batch through both signs; a closure takes all batches through one sign, then −."""
     net = mlp()
     opt = SSGD(SGD(net.parameters(), lr=0.1, momentum=0.9), LEVEL, seed=SEED)
     for step in range(2):
@@ -106,18 +107,32 @@ def test_three_micro_batches_see_both_signs_of_the_same_noise(way: str) -> None:
         (n,) = noises(w, LEVEL, SEED, step)
         parts = [split(net, w, n, batch) if way == "split" else both(net, w, [n], batch) for batch in batches]
 
-        seen: list[dict[str, Tensor]] = []  # the weights each forward starts with: +n, −n, +n, −n, +n, −n
+        seen: list[dict[str, Tensor]] = []  # the weights each forward starts with
         hook = net.register_forward_pre_hook(lambda net, _, seen=seen: seen.append(weights_of(net)))
-        for batch in batches:
-            run_passes(opt, way, net, *batch, scale=lambda loss: loss / 3)
+        if way == "closure":
+            opt.step(lambda batches=batches: accumulated(opt, net, batches))
+        else:
+            for batch in batches:
+                run_passes(opt, way, net, *batch, scale=lambda loss: loss / 3)
         hook.remove()
 
         assert_gradients(net, weighted_sum(parts, [1 / 3] * 3), rtol=1e-12, atol=1e-15)
-        assert len(seen) == 6
-        for i, at in enumerate(seen):
-            assert_bitwise(at, seen[i % 2])
+        signs = [1, 1, 1, -1, -1, -1] if way == "closure" else [1, -1, 1, -1, 1, -1]
+        for at, sign in zip(seen, signs, strict=True):
+            assert_bitwise(at, seen[signs.index(sign)])
             for name, n_l in n.items():
-                torch.testing.assert_close(at[name] - w[name], n_l if i % 2 == 0 else -n_l, rtol=1e-12, atol=1e-15)
-        opt.step()
+                torch.testing.assert_close(at[name] - w[name], sign * n_l, rtol=1e-12, atol=1e-15)
+        if way != "closure":
+            opt.step()
         opt.zero_grad()
         assert opt.param_groups[0]["noise_step"] == step + 1
+
+
+def accumulated(opt: SSGD, net: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """A closure's whole step: the mean loss over micro-batches, with a backward() for each."""
+    opt.zero_grad()
+    losses = []
+    for x, y in batches:
+        losses.append(F.cross_entropy(net(x), y) / len(batches))
+        losses[-1].backward()
+    return torch.stack(losses).sum()

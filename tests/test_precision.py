@@ -115,9 +115,10 @@ def test_sparse_gradients_are_refused():
         SSGD(SparseAdam(emb.parameters()), 0.3)
 
 
-@pytest.mark.parametrize("way", ["points", "closure"])
+@pytest.mark.parametrize("way", ["points", "closure", "split"])
 def test_dropout_masks_are_independent_or_the_same(way):
-    x = torch.ones(1, 200)
+    """Those of split() are for halves of equal size: other halves have masks of other shapes."""
+    x = torch.ones(2, 200)
 
     def masks(rng):
         torch.manual_seed(0)
@@ -126,7 +127,7 @@ def test_dropout_masks_are_independent_or_the_same(way):
         seen = []
         model[1].register_forward_hook(lambda m, i, out: seen.append(out.detach() == 0))
 
-        def closure():
+        def closure(x=x):
             loss = model(x).pow(2).mean()
             loss.backward()
             return loss
@@ -134,9 +135,9 @@ def test_dropout_masks_are_independent_or_the_same(way):
         if way == "closure":
             opt.step(closure)
         else:
-            for point in opt.points():
+            for point, xb in opt.split(x) if way == "split" else ((p, x) for p in opt.points()):
                 with point:
-                    closure()
+                    closure(xb)
         return seen, torch.rand(1)
 
     same_masks, next_after_same = masks("same")

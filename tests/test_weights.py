@@ -18,6 +18,11 @@ from .problems import WAYS, mlp, run_passes, same, take_step, vectors, weights
 PACKAGE = ssgd.__path__[0]
 
 
+def passes(opt, way, x, y):
+    """(point, its batch), by points() or split()."""
+    return opt.split(x, y) if way == "split" else ((point, (x, y)) for point in opt.points())
+
+
 @pytest.mark.parametrize("way", ["points", "split"])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
 @pytest.mark.parametrize("at", [1, -1])
@@ -29,9 +34,9 @@ def test_an_exception_restores_and_the_batch_can_be_skipped(way, error, at):
     opt.zero_grad()
     before = weights(model)
     with pytest.raises(error):
-        for point, *_ in opt.split(x, y) if way == "split" else ((p,) for p in opt.points()):
+        for point, (xb, yb) in passes(opt, way, x, y):
             with point:
-                F.cross_entropy(model(x), y).backward()
+                F.cross_entropy(model(xb), yb).backward()
                 if point.sign == at:
                     assert not same(model, before)
                     raise error("inside")
@@ -155,23 +160,26 @@ def test_weights_are_clean_between_the_points_and_after():
         assert same(model, before)
 
 
-def test_breaking_out_of_the_loop_leaves_clean_weights_and_no_step():
+@pytest.mark.parametrize("way", ["points", "split"])
+def test_breaking_out_of_the_loop_leaves_clean_weights_and_no_step(way):
     model = mlp(torch.float32)
     x, y = vectors(dtype=torch.float32)
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
     before = weights(model)
-    for point in opt.points():
+    for point, (xb, yb) in passes(opt, way, x, y):
         with point:
-            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(model(xb), yb).backward()
         break
     assert same(model, before)
     with pytest.raises(RuntimeError, match="after 1 of 2 points"):
         opt.step()
     with pytest.raises(RuntimeError, match="left after 1 of 2 points: call zero_grad"):
-        run_passes(opt, "points", model, x, y)
+        run_passes(opt, way, model, x, y)
+    assert same(model, before)
     opt.zero_grad()
-    run_passes(opt, "points", model, x, y)
+    run_passes(opt, way, model, x, y)
     opt.step()
+    assert not same(model, before)
 
 
 def test_weights_stay_in_their_storage():
@@ -187,16 +195,17 @@ def test_weights_stay_in_their_storage():
     assert [p.data_ptr() for p in model.parameters()] == places
 
 
+@pytest.mark.parametrize("way", ["points", "split"])
 @pytest.mark.parametrize("last", [False, True])
-def test_a_backward_after_its_point_raises(last):
+def test_a_backward_after_its_point_raises(way, last):
     model = mlp(torch.float32)
     x, y = vectors(dtype=torch.float32)
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
     before = weights(model)
     with pytest.raises(RuntimeError, match="no gradient came inside" if last else "modified by an inplace operation"):
-        for point in opt.points():
+        for point, (xb, yb) in passes(opt, way, x, y):
             with point:
-                loss = F.cross_entropy(model(x), y)
+                loss = F.cross_entropy(model(xb), yb)
                 if last and point.sign > 0:
                     loss.backward()
             if not last or point.sign < 0:
@@ -204,27 +213,29 @@ def test_a_backward_after_its_point_raises(last):
     assert same(model, before)
 
 
-def test_a_late_backward_that_autograd_cannot_see_raises_at_the_next_point():
+@pytest.mark.parametrize("way", ["points", "split"])
+def test_a_late_backward_that_autograd_cannot_see_raises_at_the_next_point(way):
     """A single linear layer saves only its input, so autograd has no changed tensor to complain about."""
     model = nn.Linear(5, 3)
     x, y = vectors(dtype=torch.float32)
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
     with pytest.raises(RuntimeError, match=r"after its point was left: call backward\(\) inside"):
-        for point in opt.points():
+        for point, (xb, yb) in passes(opt, way, x, y):
             with point:
-                loss = F.cross_entropy(model(x), y)
+                loss = F.cross_entropy(model(xb), yb)
             loss.backward()
 
 
-def test_a_last_pass_without_its_backward_raises_where_autograd_would_not():
+@pytest.mark.parametrize("way", ["points", "split"])
+def test_a_last_pass_without_its_backward_raises_where_autograd_would_not(way):
     model = nn.Linear(5, 3)
     x, y = vectors(dtype=torch.float32)
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
     before = weights(model)
     with pytest.raises(RuntimeError, match=r"no gradient came inside the last point: call backward\(\) inside"):
-        for point in opt.points():
+        for point, (xb, yb) in passes(opt, way, x, y):
             with point:
-                loss = F.cross_entropy(model(x), y)
+                loss = F.cross_entropy(model(xb), yb)
                 if point.sign > 0:
                     loss.backward()
             if point.sign < 0:

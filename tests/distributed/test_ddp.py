@@ -46,7 +46,8 @@ CLOSURES = (
     "closure that sets p.grad to None",
     "closure that does not zero",
 )
-WAYS = ("points", "points, two pairs", "split", *CLOSURES, "points, accumulated", "split, accumulated")
+ACCUMULATED = ("points, accumulated", "split, accumulated", "closure, accumulated")
+WAYS = ("points", "points, two pairs", "split", *CLOSURES, *ACCUMULATED)
 DDP_OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bucket view": {"gradient_as_bucket_view": True},
@@ -137,6 +138,9 @@ def step_by(way: str, opt: SSGD, ddp: DistributedDataParallel, batches: list[Bat
     if way in CLOSURES:
         opt.step(closure_that(way, opt, ddp, *batches))
         return
+    if way == "closure, accumulated":
+        opt.step(lambda: accumulated(opt, ddp, batches))
+        return
     for i, batch in enumerate(batches):
         with nullcontext() if i == len(batches) - 1 else ddp.no_sync():
             run_passes(opt, way.partition(",")[0], ddp, *batch)
@@ -169,6 +173,17 @@ def closure_that(way: str, opt: SSGD, ddp: DistributedDataParallel, batch: Batch
         return loss
 
     return closure
+
+
+def accumulated(opt: SSGD, ddp: DistributedDataParallel, batches: list[Batch]) -> Tensor:
+    """A closure over several micro-batches, of which the last one reduces."""
+    opt.zero_grad()
+    losses = []
+    for i, (x, y) in enumerate(batches):
+        with nullcontext() if i == len(batches) - 1 else ddp.no_sync():
+            losses.append(F.cross_entropy(ddp(x), y))
+            losses[-1].backward()
+    return torch.stack(losses).sum()
 
 
 def plain_step(opt: SGD, ddp: DistributedDataParallel, batches: list[Batch]) -> None:
@@ -255,22 +270,23 @@ def closures_and_compile(rank: int, compiled: str) -> None:
         assert_gradients(net, expected)
 
 
-def test_a_static_graph_is_refused_by_name_and_the_weights_stay(ranks: Ranks) -> None:
-    ranks(2, static_graph)
+@pytest.mark.parametrize("way", ["points", "split", "closure"])
+def test_a_static_graph_is_refused_by_name_and_the_weights_stay(ranks: Ranks, way: str) -> None:
+    ranks(2, static_graph, way)
 
 
-def static_graph(rank: int) -> None:
+def static_graph(rank: int, way: str) -> None:
     """torch itself cannot combine it with no_sync(); at level 0 there is one pass, and it works."""
     net = mlp()
     ddp = parallel(net, static_graph=True)
     opt = SSGD(momentum_sgd(ddp), LEVEL, model=ddp, seed=SEED)
     before = weights_of(net)
     with pytest.raises(RuntimeError, match=r"static_graph=True.*build it without static_graph"):
-        take_step(opt, "points", ddp, *vectors(seed=rank))
+        take_step(opt, way, ddp, *vectors(seed=rank))
     assert_bitwise(weights_of(net), before)
     opt.zero_grad()
     opt.param_groups[0]["noise"] = 0.0
-    take_step(opt, "points", ddp, *vectors(seed=rank))
+    take_step(opt, way, ddp, *vectors(seed=rank))
     assert_same_on_every_rank(weights_of(net))
 
 
@@ -314,7 +330,8 @@ def without_seed(rank: int) -> tuple[int, Tensor, bool]:
 
 
 @pytest.mark.parametrize(
-    ("way", "dtype"), [("points", torch.float32), ("split", torch.float32), ("points", torch.bfloat16)]
+    ("way", "dtype"),
+    [("points", torch.float32), ("closure", torch.float32), ("split", torch.float32), ("points", torch.bfloat16)],
 )
 def test_replicas_are_bitwise_alike_after_300_steps(ranks: Ranks, way: str, dtype: torch.dtype) -> None:
     ranks(2, train_300_steps, way, dtype, "both")
@@ -392,13 +409,13 @@ def overflow(rank: int, cleared_by: str) -> None:
 
 @pytest.mark.parametrize("way", ["points", "split", "closure"])
 def test_resumes_bitwise(ranks: Ranks, tmp_path: Path, way: str) -> None:
-    ranks(2, resume, way, tmp_path / "checkpoint.pt")
+    ranks(2, resume, way, "both", tmp_path / "checkpoint.pt")
 
 
-def resume(rank: int, way: str, path: Path) -> None:
+def resume(rank: int, way: str, mode: str, path: Path) -> None:
     def make(seed: int) -> tuple[nn.Module, SSGD]:
         ddp = parallel(mlp(torch.float32, seed=seed))
-        return ddp, SSGD(momentum_sgd(ddp), LEVEL, model=ddp, seed=seed)
+        return ddp, SSGD(momentum_sgd(ddp), LEVEL, model=ddp, mode=mode, seed=seed)
 
     def train(ddp: nn.Module, opt: SSGD, steps: range) -> None:
         for step in steps:

@@ -483,19 +483,22 @@ BASES: dict[str, Callable[[nn.Module], Optimizer]] = {
 }
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("flatten", [False, True], ids=["nested", "flat"])
-def test_distributed_checkpoint_resumes_bitwise(ranks: Ranks, tmp_path: Path, base: str, flatten: bool) -> None:
-    ranks(2, save_and_resume, base, flatten, tmp_path)
+def test_distributed_checkpoint_resumes_bitwise(
+    ranks: Ranks, tmp_path: Path, flatten: bool, base: str, way: str
+) -> None:
+    ranks(2, save_and_resume, way, base, flatten, tmp_path)
 
 
-def save_and_resume(rank: int, base: str, flatten: bool, folder: Path) -> None:
+def save_and_resume(rank: int, way: str, base: str, flatten: bool, folder: Path) -> None:
     mesh = line()
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
 
     def train(net: nn.Module, opt: SSGD, steps: range) -> None:
         for step in steps:
-            take_step(opt, "points", net, *vectors(seed=10 * step + rank))
+            take_step(opt, way, net, *vectors(samples=7, seed=10 * step + rank))
 
     def state(net: nn.Module, opt: SSGD) -> dict[str, Any]:
         return {"model": get_model_state_dict(net), "optimizer": get_optimizer_state_dict(net, opt, options=options)}

@@ -1,17 +1,21 @@
 """mode="mirror": even ranks take +n, odd ranks −n of the same noise, one pass a rank."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
 
 from ssgd import SSGD
 
 from ..problems import mlp, run_passes, take_step, vectors, weights
 from .by_hand import (
+    assert_bitwise,
     assert_gradients,
     assert_same_on_every_rank,
     gradient,
@@ -22,11 +26,22 @@ from .by_hand import (
     weights_of,
 )
 from .spawn import Ranks
-from .test_ddp import LEVEL, SEED, momentum_sgd, parallel, plain_step, record_reduces, train_300_steps
+from .test_ddp import (
+    CLOSURES,
+    LEVEL,
+    SEED,
+    momentum_sgd,
+    parallel,
+    plain_step,
+    record_reduces,
+    resume,
+    step_by,
+    train_300_steps,
+)
 
 
-def mirrored(ddp: nn.Module, **options: Any) -> SSGD:
-    return SSGD(momentum_sgd(ddp), LEVEL, model=ddp, mode="mirror", seed=SEED, **options)
+def mirrored(ddp: nn.Module, base: SGD | None = None, **options: Any) -> SSGD:
+    return SSGD(base or momentum_sgd(ddp), LEVEL, model=ddp, mode="mirror", seed=SEED, **options)
 
 
 # --- which noise, which sign ----------------------------------------------------------------------------------------
@@ -77,7 +92,7 @@ def weights_inside_the_points(rank: int, options: dict[str, Any]) -> tuple[Tenso
 # --- the gradient, and how often it is reduced ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["points", "closure"])
+@pytest.mark.parametrize("way", ["points", "points, accumulated", CLOSURES[0], "closure, accumulated"])
 @pytest.mark.parametrize(("count", "options"), [(2, {}), (4, {}), (4, {"per_rank": True}), (2, {"pairs": 2})])
 def test_gradient_is_the_mean_over_ranks_of_each_at_its_own_sign(
     ranks: Ranks, count: int, options: dict[str, Any], way: str
@@ -92,13 +107,15 @@ def gradients_and_reduces(rank: int, options: dict[str, Any], way: str) -> None:
     opt, plain_opt = mirrored(ddp, **options), momentum_sgd(plain_ddp)
     pairs, key = options.get("pairs", 1), rank // 2 if options.get("per_rank") else 0
     for step in range(3):
-        batch = vectors(seed=10 * step + rank)
+        batches = [vectors(seed=100 * step + 10 * i + rank) for i in range(2 if "accumulated" in way else 1)]
         w = weights_of(net)
         found = [moved(w, n, 1 if rank % 2 == 0 else -1) for n in noises(w, LEVEL, SEED, step, key, pairs)]
-        expected = mean_over_ranks(weighted_sum([gradient(net, at, batch) for at in found], [1 / pairs] * pairs))
-        take_step(opt, way, ddp, *batch)
+        parts = [gradient(net, at, batch) for at in found for batch in batches]
+        expected = mean_over_ranks(weighted_sum(parts, [1 / pairs] * len(parts)))
+        step_by(way, opt, ddp, batches)
         assert_gradients(net, expected)
-        plain_step(plain_opt, plain_ddp, [batch])
+        opt.zero_grad()
+        plain_step(plain_opt, plain_ddp, batches)
         assert reduces == plain_reduces != []
     assert_same_on_every_rank(weights_of(net))
 
@@ -124,6 +141,101 @@ def train_on_one_batch(rank: int, steps: int) -> list[Tensor]:
 @pytest.mark.parametrize("count", [2, 4])
 def test_replicas_are_bitwise_alike_after_300_steps(ranks: Ranks, count: int) -> None:
     ranks(count, train_300_steps, "points", torch.float32, "mirror")
+
+
+# --- beside other tools ---------------------------------------------------------------------------------------------
+
+
+def test_one_autocast_block_around_everything_equals_one_around_each_pass(ranks: Ranks) -> None:
+    ranks(2, under_autocast)
+
+
+def under_autocast(rank: int) -> None:
+    """Inside the one block a clean forward comes first: its casts must not serve the points."""
+    trained, seen = [], []
+    for around_all in (True, False):
+        net = mlp(torch.float32)
+        ddp = parallel(net)
+        opt = mirrored(ddp, pairs=2)
+        for step in range(3):
+            x, y = vectors(dtype=torch.float32, seed=10 * step + rank)
+            with torch.autocast("cpu", torch.bfloat16, enabled=around_all):
+                net(x)
+                for point in opt.points():
+                    with point:
+                        with torch.autocast("cpu", torch.bfloat16):
+                            out = ddp(x)
+                            loss = F.cross_entropy(out, y)
+                        loss.backward()
+                        seen.append(out.detach())
+            opt.step()
+            opt.zero_grad()
+        trained.append(weights_of(net))
+    assert all(out.dtype == torch.bfloat16 for out in seen) and not torch.equal(seen[0], seen[1])
+    assert_bitwise(*trained)
+    assert_same_on_every_rank(trained[0])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_grad_scaler_equals_training_without(ranks: Ranks, fused: bool) -> None:
+    ranks(2, with_grad_scaler, fused)
+
+
+def with_grad_scaler(rank: int, fused: bool) -> None:
+    """An overflow on one rank skips the step on both, and its noise is over."""
+    net, plain_net = mlp(torch.float32), mlp(torch.float32)
+    ddp, plain_ddp = parallel(net), parallel(plain_net)
+    opt = mirrored(ddp, SGD(ddp.parameters(), lr=0.1, momentum=0.9, fused=fused))
+    plain = mirrored(plain_ddp)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scales, moves = [], []
+    for step in range(4):
+        x, y = vectors(dtype=torch.float32, seed=10 * step + rank)
+        before = weights_of(net)
+        broken = float("inf") if step == 2 and rank == 1 else 1.0
+        run_passes(opt, "points", ddp, x, y, scale=lambda loss, factor=broken: scaler.scale(loss * factor))
+        scaler.step(opt)
+        scaler.update()
+        opt.zero_grad()
+        run_passes(plain, "points", plain_ddp, x, y)
+        if step != 2:
+            plain.step()
+        plain.zero_grad()
+        scales.append(scaler.get_scale())
+        moves.append(any(not torch.equal(w, before[name]) for name, w in weights_of(net).items()))
+        assert_same_on_every_rank(weights_of(net))
+    assert scales == [1024.0, 1024.0, 512.0, 512.0]
+    assert moves == [True, True, False, True]
+    for name, w in weights_of(plain_net).items():
+        torch.testing.assert_close(weights_of(net)[name], w, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("way", ["points", "closure"])
+def test_resumes_bitwise(ranks: Ranks, tmp_path: Path, way: str) -> None:
+    ranks(2, resume, way, "mirror", tmp_path / "checkpoint.pt")
+
+
+@pytest.mark.parametrize("compiled", ["inside", "outside"])
+def test_no_recompilation_on_the_second_step_and_the_noise_is_seen(ranks: Ranks, compiled: str) -> None:
+    ranks(2, compile_and_train, compiled)
+
+
+def compile_and_train(rank: int, compiled: str) -> None:
+    torch._dynamo.reset()
+    net, eager_net = mlp(), mlp()
+    ddp = DistributedDataParallel(torch.compile(net, backend="aot_eager") if compiled == "inside" else net)
+    model = torch.compile(ddp, backend="aot_eager") if compiled == "outside" else ddp
+    eager_ddp = parallel(eager_net)
+    opt, eager = mirrored(model), mirrored(eager_ddp)
+    for step in range(4):
+        batch = vectors(seed=10 * step + rank)
+        with torch._dynamo.config.patch(error_on_recompile=step > 0):
+            take_step(opt, "points", model, *batch)
+        take_step(eager, "points", eager_ddp, *batch)
+    torch._dynamo.reset()
+    for name, w in weights_of(eager_net).items():
+        torch.testing.assert_close(weights_of(net)[name], w, rtol=1e-10, atol=1e-12)
+    assert_same_on_every_rank(weights_of(net))
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------

@@ -209,16 +209,17 @@ def noise_on_a_grid(rank: int) -> None:
     assert_shards_draw_for_themselves(plus["0.weight"].chunk(4), w["0.weight"].chunk(4), LEVEL)
 
 
-def test_under_fsdp_trains_like_a_whole_net(ranks: Ranks) -> None:
-    ranks(4, train_on_a_grid)
+@pytest.mark.parametrize("way", WAYS)
+def test_under_fsdp_trains_like_a_whole_net(ranks: Ranks, way: str) -> None:
+    ranks(4, train_on_a_grid, way)
 
 
-def train_on_a_grid(rank: int) -> None:
+def train_on_a_grid(rank: int, way: str) -> None:
     net = grid_net()
     opt = perturbing(net)
     observer = Observer(net, opt, whole_net())
     for step in range(5):
-        observed_step("points", opt, observer, vectors(seed=10 * step + rank // 2))
+        observed_step(way, opt, observer, vectors(samples=7, seed=10 * step + rank // 2))
         assert_gradients(net, observer.finish())
     for name, p in observer.replica.named_parameters():
         torch.testing.assert_close(gathered(net, opt)[name], p.detach(), rtol=1e-9, atol=1e-12)
