@@ -151,6 +151,21 @@ def test_arwp_damps_noise_where_gradients_were_large():
         torch.testing.assert_close(d - w, (f - w) / (1 + 3.0 * rows).sqrt(), rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_skipped_step_leaves_no_trace_in_arwps_memory(fused):
+    model, (x, y) = mlp(torch.float32), vectors(dtype=torch.float32)
+    opt = RWP(SGD(model.parameters(), lr=0.1, fused=fused), 0.1, adaptive=True, nonfinite="skip")
+    memory = []
+    for broken in (False, True):
+        take(opt, model, x, y)
+        if broken:
+            model[0].bias.grad[0] = float("nan")
+        opt.step()
+        opt.zero_grad()
+        memory.append([opt.state[p]["squared_gradients"].clone() for p in model.parameters()])
+    assert same(*memory) and memory[0][0].sum() > 0
+
+
 def test_halves_without_noise_are_the_whole_batch_but_for_batch_norm():
     model, (x, y) = mlp(), vectors(samples=7)
     whole = gradient(model, weights(model), x, y)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
@@ -30,6 +31,7 @@ from .test_ddp import (
     CLOSURES,
     LEVEL,
     SEED,
+    WithSpare,
     momentum_sgd,
     parallel,
     plain_step,
@@ -221,8 +223,11 @@ def test_no_recompilation_on_the_second_step_and_the_noise_is_seen(ranks: Ranks,
 
 
 def compile_and_train(rank: int, compiled: str) -> None:
+    """The net is a class of ours: behind DDP torch compiles no forward of its own classes, such as Sequential's."""
     torch._dynamo.reset()
-    net, eager_net = mlp(), mlp()
+    counters.clear()
+    net, eager_net = WithSpare(), WithSpare()
+    net.use_spare = eager_net.use_spare = True
     ddp = DistributedDataParallel(torch.compile(net, backend="aot_eager") if compiled == "inside" else net)
     model = torch.compile(ddp, backend="aot_eager") if compiled == "outside" else ddp
     eager_ddp = parallel(eager_net)
@@ -232,6 +237,7 @@ def compile_and_train(rank: int, compiled: str) -> None:
         with torch._dynamo.config.patch(error_on_recompile=step > 0):
             take_step(opt, "points", model, *batch)
         take_step(eager, "points", eager_ddp, *batch)
+    assert counters["aot_autograd"]["ok"] > 0, "nothing was compiled"
     torch._dynamo.reset()
     for name, w in weights_of(eager_net).items():
         torch.testing.assert_close(weights_of(net)[name], w, rtol=1e-10, atol=1e-12)

@@ -18,7 +18,7 @@ from .halves import halves
 from .noise import Fill, Law, as_law, mix
 from .parallel import agree, find_place, is_sharded, local, reshard, unwrap_ddp
 from .points import Damping, Level, SignedMoves, TwoPoints
-from .selection import default_selection
+from .selection import default_selection, magnitudes
 from .walk import Point, Walk
 from .wrapper import Loss, Wrapper, capturing
 
@@ -27,11 +27,12 @@ class Noisy(Wrapper):
     """What S-SGD and the other methods with weight noise have in common. A method says which signs a batch takes."""
 
     own_keys = ("noise", "noise_seed", "noise_step")
-    not_copied = ("_walk", "_two_points", "_signature", "_generators")
+    not_copied = ("_walk", "_two_points", "_signature", "_generators", "_magnitudes")
     flat_aliases = True  # False where a method needs the tensors in the shape of their gradients
     _two_points: TwoPoints | None
     _signature: list[tuple[int, int, int]]
     _generators: dict[Any, torch.Generator]
+    _magnitudes: set[int] | None
 
     def __init__(
         self,
@@ -145,7 +146,9 @@ class Noisy(Wrapper):
         yield from zip(self._over(signs, shares or [first_share, second_share]), (first, second), strict=True)
 
     def _default_selection(self) -> list[Tensor]:
-        return default_selection(self._parameters(), self.model)
+        if self._magnitudes is None:  # found once: looking at their values would make the host wait at every step
+            self._magnitudes = magnitudes(self._parameters(), self.model)
+        return default_selection(self._parameters(), self._magnitudes)
 
     def _plus(self) -> None:
         """w → w + n, with the next noise of this step."""
@@ -164,6 +167,7 @@ class Noisy(Wrapper):
         for group in self.param_groups[:1]:  # seed and counter are the same in all groups
             param_group.update(noise_seed=group["noise_seed"], noise_step=group["noise_step"])
         super().add_param_group(param_group)
+        self._magnitudes = None
 
     def _make_walk(self, signs: Sequence[int], shares: Sequence[float]) -> Walk:
         if not capturing():
@@ -250,6 +254,7 @@ class Noisy(Wrapper):
         self._two_points = None
         self._signature = []
         self._generators = {}
+        self._magnitudes = None
 
     def _check_selection(self) -> None:
         known = {id(p) for p in self._parameters()}

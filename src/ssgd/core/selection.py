@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
@@ -65,9 +65,8 @@ def trainable(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [p for p in parameters if p.requires_grad]
 
 
-def default_selection(parameters: Sequence[Tensor], model: nn.Module | None = None) -> list[Tensor]:
-    """Trainable tensors of two or more dimensions, weight-norm's magnitudes left out."""
-    skip = magnitudes(parameters, model)
+def default_selection(parameters: Sequence[Tensor], skip: Container[int]) -> list[Tensor]:
+    """Trainable tensors of two or more dimensions, without the ids in ``skip``: weight-norm's magnitudes."""
     return [p for p in parameters if p.requires_grad and p.dim() >= 2 and id(p) not in skip]
 
 

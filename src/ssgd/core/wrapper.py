@@ -29,6 +29,7 @@ class Wrapper(Optimizer):
     own_keys: tuple[str, ...] = ()
     not_copied: tuple[str, ...] = ("_walk",)  # what a copy or a pickle makes anew
     _walk: Walk | None
+    _found_inf: Tensor | None = None  # above 0 where a fused base was told to skip its last step
 
     def __init__(self, base: Optimizer, own: dict[str, Any], model: nn.Module | None, nonfinite: str) -> None:
         check_base(base)
@@ -195,9 +196,8 @@ class Wrapper(Optimizer):
 
         False where the gradients were found wanting and no step was taken.
         """
-        scaling: dict[str, Any] = {
-            key: self.__dict__[key] for key in ("grad_scale", "found_inf") if key in self.__dict__
-        }
+        given = self.__dict__
+        scaling: dict[str, Any] = {key: given[key] for key in ("grad_scale", "found_inf") if key in given}
         if self.nonfinite != "step":
             parameters = self._parameters()
             cuts = dict.fromkeys(s for s in map(sharding, parameters) if s is not None)  # the same order on all ranks
@@ -212,6 +212,7 @@ class Wrapper(Optimizer):
                 if self.nonfinite == "raise":
                     raise FloatingPointError("a gradient is not finite: zero_grad() and skip the batch, or lower lr")
                 return False
+        self._found_inf = scaling.get("found_inf")
         self.base.__dict__.update(scaling)
         try:
             self.base.step()

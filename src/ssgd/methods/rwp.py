@@ -76,14 +76,13 @@ class RWP(Noisy):
 
     @torch.no_grad()
     def _step_base(self) -> bool:
-        given = self.__dict__
-        scale, found_inf = given.get("grad_scale"), given.get("found_inf")  # for a fused base: it unscales and skips
+        scale = self.__dict__.get("grad_scale")  # a fused base unscales in its kernel, so here they are scaled yet
         stepped = super()._step_base()
         for p in self.selected if stepped and self.adaptive else []:
             if p.grad is not None:
                 (gradient,) = present([p])
                 square = (gradient if scale is None else gradient / scale).square()
                 past = local(self.state[p].setdefault("squared_gradients", torch.zeros_like(p)))
-                good = square.isfinite().all() if found_inf is None else square.isfinite().all() & (found_inf == 0)
-                past.copy_(torch.where(good, past * self.beta + square, past))
+                new = past * self.beta + square
+                past.copy_(new if self._found_inf is None else torch.where(self._found_inf > 0, past, new))
         return stepped
