@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from .parallel import Sharding, local
+from .parallel import Sharding, is_sharded, local
 
 
 class MeanGradient:
@@ -70,10 +70,11 @@ def clear(parameters: Iterable[Tensor]) -> None:
         p.grad = None
 
 
-def fingerprint(parameters: Iterable[Tensor]) -> list[tuple[int, ...]]:
+def fingerprint(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
     """Changes whenever a backward() adds to a gradient: to the tensor or, where it is sharded, to the part here."""
-    gradients = [p.grad for p in parameters]
-    return [() if g is None else (id(g), g._version, local(g)._version) for g in gradients]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts = [(0, local(g)._version) for g in gradients if is_sharded(g)]
+    return [(id(g), g._version) for g in gradients] + parts
 
 
 @contextmanager

@@ -15,6 +15,8 @@ if dist.is_available():
     from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
 
+SHARDED: tuple[type, ...] = (DTensor,) if dist.is_available() else ()
+
 
 @dataclass(frozen=True)
 class Place:
@@ -50,7 +52,7 @@ class Sharding:
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    return dist.is_available() and isinstance(parameter, DTensor)
+    return isinstance(parameter, SHARDED)
 
 
 def local(parameter: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class Walk:
         self.inside = False
         self.cut_short = False
         self.by_closure = False  # then every backward() runs inside its point
-        self._seen: list[tuple[int, ...]] = []  # the gradients' fingerprint when last looked at
+        self._seen: list[tuple[int, int]] = []  # the gradients' fingerprint when last looked at
         self._arrivals: list[bool] = []  # whether a gradient came inside each point
         self.gradients = MeanGradient(self.parameters)
         self._cleanup = ExitStack()
