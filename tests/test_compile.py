@@ -25,6 +25,7 @@ def test_no_recompilation_on_the_second_step(way, policy):
     compiled = torch.compile(model, backend="aot_eager")
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, model=compiled, bn_stats=policy)
     take_step(opt, way, compiled, x, y)
+    assert torch._dynamo.utils.counters["frames"]["ok"] > 0
     with torch._dynamo.config.patch(error_on_recompile=True):
         for _ in range(3):
             take_step(opt, way, compiled, x, y)

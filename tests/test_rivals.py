@@ -89,7 +89,7 @@ def test_one_sided_is_the_gradient_at_the_noisy_point():
 
 def test_two_draws_are_averaged_and_independent():
     model, (x, y) = mlp(), vectors()
-    a, b = take(OneSided(SGD(model.parameters(), lr=0.1), 0.4, draws=2), model, x, y)
+    a, b = take(OneSided(SGD(model.parameters(), lr=0.1), 0.4, pairs=2), model, x, y)
     mean = [(g + h) / 2 for g, h in zip(gradient(model, a, x, y), gradient(model, b, x, y), strict=True)]
     assert_gradients(model, mean)
     assert not torch.allclose(a[0] - b[0], torch.zeros_like(a[0]))
@@ -237,6 +237,20 @@ def test_sam_works_where_that_one_does_not():
         F.cross_entropy(clean(x), y).backward()
     assert not torch.equal(second_gradient(True)[0], clean[0].weight.grad)
     assert torch.equal(second_gradient(False)[0], clean[0].weight.grad)  # the stale casts of the first pass
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_sam_serves_complex_weights_also_unused_ones(adaptive):
+    used, unused = (nn.Parameter(torch.randn(3, 2, dtype=torch.complex64)) for _ in range(2))
+    opt = SAM(SGD([used, unused], lr=0.1), 0.1, adaptive=adaptive)
+    before = used.detach().clone()
+    for point in opt.points():
+        with point:
+            moved = not torch.equal(used, before)
+            used.abs().pow(2).sum().backward()
+    assert moved and torch.equal(used, before)
+    opt.step()
+    assert not torch.equal(used, before)
 
 
 def test_sam_keeps_still_where_the_slope_is_flat():

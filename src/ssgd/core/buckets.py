@@ -71,6 +71,11 @@ def make_buckets(parameters: Sequence[tuple[Tensor, int]], flat: bool = True) ->
     return list(buckets.values())
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of reals, any other as it is: the same memory."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def _span(tensor: Tensor) -> tuple[int, int]:
     """The first and last address of a tensor: the same for a tied weight, also when one of the two is transposed."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -80,9 +85,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 @torch.no_grad()
 def _alias(parameter: Tensor, flat: bool) -> Tensor:
     """An alias that shares storage and version counter, so autograd sees every change."""
-    tensor = local(parameter).detach()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+    tensor = as_real(local(parameter).detach())
     if not flat:
         return tensor
     if tensor.is_contiguous():

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core.batchnorm import RunningStatistics
+from ..core.buckets import as_real
 from ..core.checks import check_count
 from ..core.gradients import clear
 from ..core.noisy import Noisy
@@ -132,8 +133,7 @@ class Langevin:
             for w, p, group, z, x, mean in rows:
                 slope = self.opt.gamma * (x - w)
                 if p.grad is not None:
-                    gradient = local(p.grad)
-                    slope += torch.view_as_real(gradient) if gradient.is_complex() else gradient
+                    slope += as_real(local(p.grad))
                 x.sub_(slope, alpha=self.opt.inner_lr)
                 x.add_(z * self.opt.param_groups[group]["noise"], alpha=math.sqrt(self.opt.inner_lr))
                 mean.lerp_(x, self.opt.alpha)
@@ -150,7 +150,5 @@ class Langevin:
         for bucket, means in zip(self.weights.buckets, self._mean, strict=True):
             for p, w, mean in zip(bucket.parameters, bucket.tensors, means, strict=True):
                 p.grad = torch.zeros_like(p)
-                target = local(p.grad)
-                target = torch.view_as_real(target) if target.is_complex() else target
-                target.copy_(self.opt.gamma * (w - mean))
+                as_real(local(p.grad)).copy_(self.opt.gamma * (w - mean))
         self._inner, self._mean = [], []

@@ -18,22 +18,22 @@ class OneSided(Noisy):
 
     With ``law="sphere"`` (the default) it is weight noise of fixed norm (Murray & Edwards, 1993; An, 1996). With
     ``law="uniform"`` it is SmoothOut (Wen et al., arXiv:1805.07898): U(−a, a) in every element, scaled by the layer's
-    rms. ``draws=2`` averages over two independent draws ("SmoothOut x2"), for two passes.
+    rms. ``pairs=2`` averages over two independent draws ("SmoothOut x2"), for two passes.
 
     Options not named here are those of :class:`ssgd.SSGD`.
     """
 
-    def __init__(self, base: Optimizer, noise: Level, *, draws: int = 1, law: Any = "sphere", **options: Any) -> None:
-        check_count("draws", draws)
-        self.draws = draws
+    def __init__(self, base: Optimizer, noise: Level, *, pairs: int = 1, law: Any = "sphere", **options: Any) -> None:
+        check_count("pairs", pairs)
+        self.pairs = pairs
         super().__init__(base, noise, law=law, **options)
 
     def points(self) -> Iterator[Point]:
         """The points to take this batch's gradient at: one for each draw."""
-        yield from self._over([1] * self.draws)
+        yield from self._over([1] * self.pairs)
 
     def split(self, *batch: Any) -> Iterator[tuple[Point, Any]]:
         """Noise of its own for each half of the batch: the one-sided counterpart of S-SGD's split."""
-        if self.draws > 1:
-            raise ValueError("split() draws once for each half: use draws=1, or points()")
+        if self.pairs > 1:
+            raise ValueError("split() draws once for each half: use pairs=1, or points()")
         yield from self._over_halves(batch, [1, 1])

@@ -104,7 +104,7 @@ _methods = [
         OneSided,
         2,
         _noise(0.3, 1.0, _peak),
-        fixed={"law": "uniform", "draws": 2},
+        fixed={"law": "uniform", "pairs": 2},
     ),
     Method("nso", "NSO: the pair with absolute Gaussian noise", NSO, 2, _noise(0.01, 0.1, "sigma, absolute")),
     Method(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.batchnorm import POLICIES, RunningStatistics
-from ..core.buckets import make_buckets
+from ..core.buckets import as_real, make_buckets
 from ..core.checks import check_choice, check_level
 from ..core.parallel import local, sharding, unwrap_ddp
 from ..core.points import KeptWeights, Level
@@ -25,7 +25,7 @@ class SAM(Wrapper):
     arXiv:2102.11600): e = ρ w² ∇L(w) / ‖|w| ∇L(w)‖. Two passes, the second of which depends on the first. ρ is the
     group key ``rho``; at 0 it is the base optimizer.
 
-    ``points()`` and ``step(closure)`` take any GradScaler: e does not depend on the scale. Under DDP both passes are
+    ``points()`` takes any GradScaler: e does not depend on the scale. Under DDP both passes are
     reduced, so that every rank climbs the same slope (``reduce_slope=False``: each rank its own, as in m-SAM, with one
     all-reduce). An accumulated step climbs for each of its batches. There is no split(): the slope needs the batch.
     """
@@ -137,19 +137,17 @@ class Climb:
 
     def _slope(self, p: Tensor) -> Tensor:
         """∇L(w), times |w| in ASAM; its norm is what e is scaled by."""
+        weight = as_real(local(p))
         if p.grad is None:
-            return torch.zeros_like(local(p))
-        gradient = local(p.grad)
-        gradient = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-        weight = torch.view_as_real(local(p)) if p.is_complex() else local(p)
+            return torch.zeros_like(weight)
+        gradient = as_real(local(p.grad))
         return gradient * weight.abs() if self.adaptive else gradient
 
     def _norm(self, slopes: list[list[Tensor]]) -> Tensor:
         """The norm of the whole gradient, over all buckets and shards."""
         squares: list[Tensor] = []
         for bucket, slope in zip(self.weights.buckets, slopes, strict=True):
-            wide = torch.promote_types(slope[0].dtype, torch.float32)
-            norms = torch._foreach_norm(slope, 2, dtype=wide)
+            norms = torch._foreach_norm(slope, 2, dtype=bucket.wide)
             square = torch.stack(list(norms)).square_().sum()
             squares.append(square if bucket.sharding is None else bucket.sharding.sum(square))
         return torch.stack([s.to(squares[0].device) for s in squares]).sum().sqrt_()
