@@ -5,37 +5,35 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .init import he_normal
+
 DEPTHS = (20, 32, 44, 56, 110)
 
 
-def cifar_resnet(depth: int, classes: int, shortcut: str = "A") -> nn.Module:
+def cifar_resnet(depth: int, classes: int, shortcut: str = "A", channels: int = 3) -> nn.Module:
     """ResNet20, 32, 44, 56 or 110. ``shortcut="A"`` pads with zeros, as in the paper; ``"B"`` projects by 1×1."""
     if depth not in DEPTHS:
         raise ValueError(f"no ResNet{depth} for CIFAR: the depths are {', '.join(map(str, DEPTHS))}")
     if shortcut not in ("A", "B"):
         raise ValueError(f"shortcut must be 'A' (zero padding) or 'B' (projection), not {shortcut!r}")
-    return CifarResNet((depth - 2) // 6, classes, shortcut)
+    return CifarResNet((depth - 2) // 6, classes, shortcut, channels)
 
 
 class CifarResNet(nn.Module):
     """Three stages of 16, 32 and 64 channels with ``blocks`` residual blocks each."""
 
-    def __init__(self, blocks: int, classes: int, shortcut: str) -> None:
+    def __init__(self, blocks: int, classes: int, shortcut: str, channels: int) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.stem = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
         width, body = 16, []
-        for channels in (16, 32, 64):
+        for wider in (16, 32, 64):
             for i in range(blocks):
-                stride = 2 if channels > 16 and i == 0 else 1
-                body.append(Block(width, channels, stride, shortcut))
-                width = channels
+                stride = 2 if wider > 16 and i == 0 else 1
+                body.append(Block(width, wider, stride, shortcut))
+                width = wider
         self.body = nn.Sequential(*body)
         self.head = nn.Linear(width, classes)
-        for module in self.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                nn.init.kaiming_normal_(module.weight)  # He et al., arXiv:1502.01852
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
+        he_normal(self)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.body(self.stem(x)).mean((2, 3)))

@@ -1,0 +1,78 @@
+"""Every model by name, and your own by the place where it is defined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+
+from torch import nn
+
+from .imagenet_resnet import imagenet_resnet
+from .resnet import DEPTHS, cifar_resnet
+from .small import small_cnn
+from .vgg import vgg
+from .wide_resnet import wide_resnet
+
+
+@dataclass(frozen=True)
+class Model:
+    """One net: ``make(classes, channels=3)`` builds it, for images of ``image_size`` × ``image_size`` pixels."""
+
+    name: str
+    description: str
+    make: Callable[..., nn.Module]
+    image_size: int
+
+
+def build(name: str, classes: int, channels: int = 3) -> nn.Module:
+    """The model of that name for images of so many channels, freshly initialised.
+
+    ``"package.module:function"`` is a model of your own: ``function(classes)``, which has to know its channels itself.
+    """
+    if ":" in name:
+        return _own(name, classes)
+    if name not in MODELS:
+        raise ValueError(
+            f"no model called {name!r}: use one of {', '.join(MODELS)}, or 'package.module:function' for your own"
+        )
+    return MODELS[name].make(classes, channels=channels)
+
+
+def _own(name: str, classes: int) -> nn.Module:
+    path, _, function = name.partition(":")
+    if not path or path.startswith(".") or not function:
+        raise ValueError(f"{name!r} names no function: write 'package.module:function'")
+    try:
+        module = import_module(path)
+    except ModuleNotFoundError as error:
+        if not f"{path}.".startswith(f"{error.name}."):
+            raise  # the module is there: what it imports is not
+        raise ValueError(f"no module called {path!r}: install it, or put its folder into PYTHONPATH") from error
+    make = getattr(module, function, None)
+    if not callable(make):
+        raise ValueError(f"{path} has no function called {function!r}: define {function}(classes) there")
+    net = make(classes)
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"{name} returned an object of type {type(net).__name__}: let it return an nn.Module")
+    return net
+
+
+_models = [
+    *(Model(f"resnet{d}", f"ResNet{d}, shortcuts padded with zeros (A)", partial(cifar_resnet, d), 32) for d in DEPTHS),
+    *(
+        Model(f"resnet{d}-B", f"ResNet{d}, shortcuts projected (B)", partial(cifar_resnet, d, shortcut="B"), 32)
+        for d in DEPTHS
+    ),
+    *(
+        Model(f"wrn{d}-{k}", f"WideResNet of depth {d}, {k} times as wide", partial(wide_resnet, d, k), 32)
+        for d, k in ((28, 2), (28, 4), (28, 10), (20, 2))
+    ),
+    Model("vgg6", "VGG6 with batch-norm, six convolutions", partial(vgg, 6), 32),
+    Model("vgg16", "VGG16 with batch-norm and one linear layer", partial(vgg, 16), 32),
+    Model("imagenet-resnet18", "ResNet18 for ImageNet", partial(imagenet_resnet, 18), 224),
+    Model("imagenet-resnet50", "ResNet50 for ImageNet", partial(imagenet_resnet, 50), 224),
+    Model("small-cnn", "three convolutions for the 8×8 digits", small_cnn, 8),
+]
+MODELS: dict[str, Model] = {model.name: model for model in _models}
