@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import methods
+from . import compare, methods, models, recipes, train
 
-COMMANDS = {"methods": methods}
+COMMANDS = {"train": train, "compare": compare, "recipes": recipes, "methods": methods, "models": models}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,12 +19,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
         help = (command.__doc__ or "").strip().split("\n")[0]
-        command.add_arguments(commands.add_parser(name, help=help, description=command.__doc__))
-    options = parser.parse_args(arguments)
+        takes_fields = name in ("train", "compare")  # every field of a recipe is an option, and --help explains them
+        command.add_arguments(
+            commands.add_parser(
+                name, help=help, description=command.__doc__, add_help=not takes_fields, allow_abbrev=False
+            )
+        )
+    options, rest = parser.parse_known_args(arguments)
+    options.rest = rest
     if not hasattr(options, "run"):
         parser.print_help()
         return 2
-    return int(options.run(options) or 0)
+    if options.rest and not hasattr(options, "recipe"):
+        parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
+    try:
+        return int(options.run(options) or 0)
+    except BrokenPipeError:  # `ssgd recipes | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

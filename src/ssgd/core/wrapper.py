@@ -27,6 +27,7 @@ class Wrapper(Optimizer):
     """
 
     own_keys: tuple[str, ...] = ()
+    not_capturable: str | None = None  # why a CUDA graph cannot hold a step, where it cannot
     not_copied: tuple[str, ...] = ("_walk",)  # what a copy or a pickle makes anew
     _walk: Walk | None
     _found_inf: Tensor | None = None  # above 0 where a fused base was told to skip its last step
@@ -75,6 +76,14 @@ class Wrapper(Optimizer):
                 raise RuntimeError("zero_grad() inside a point would drop the other points' gradients: call it before")
             self._end_step()
         super().zero_grad(set_to_none)
+
+    def release(self) -> Optimizer:
+        """The base, without what was this method's own in its groups: for another method to take over."""
+        self._refuse_inside("release()")
+        for group in self.param_groups:
+            for key in self.own_keys:
+                group.pop(key, None)
+        return self.base
 
     @property
     def losses(self) -> list[Loss]:

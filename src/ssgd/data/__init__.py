@@ -1,5 +1,7 @@
 """Data sets, one file a family."""
 
-from ssgd.data.digits import DigitSplit, digits
+from ssgd.data.digits import DigitSplit, digit_images, digits
+from ssgd.data.images import ImageSet
+from ssgd.data.registry import NAMES, Source, load
 
-__all__ = ["DigitSplit", "digits"]
+__all__ = ["NAMES", "DigitSplit", "ImageSet", "Source", "digit_images", "digits", "load"]

@@ -1,51 +1,51 @@
-"""Crop, flip and normalise whole sets of images at once, on the device they are trained on."""
+"""Crop, flip and normalise a whole batch at once, on the device it is trained on, straight from bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-PADDING = 4
-CHUNK = 5000  # images gathered at once, to bound the index tensors
 
+def augmented(images: Tensor, table: Tensor, chosen: Tensor, moves: Tensor, flips: Tensor) -> Tensor:
+    """The ``chosen`` of ``images`` (N, H, W, C, bytes), moved and mirrored: (B, C, H, W), channels last in memory.
 
-class Augmented:
-    """Bytes in, normalised images out: each epoch in a new order, cropped from a padded image and flipped at random.
-
-    Mean and deviation are those of the training set, by channel. All randomness comes from the generator given.
+    ``moves`` (2, B) says how many pixels down and to the right the window lies; what it shows beyond the image is zero.
     """
+    height, width = images.shape[1:3]
+    rows = torch.arange(height, device=images.device) + moves[0, :, None]
+    columns = torch.arange(width, device=images.device)
+    columns = torch.where(flips[:, None], width - 1 - columns, columns) + moves[1, :, None]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    pixels = images[
+        chosen[:, None, None], rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]
+    ]
+    return torch.where(inside[..., None], _looked_up(pixels, table), 0).permute(0, 3, 1, 2)
 
-    def __init__(self, images: Tensor, labels: Tensor, dtype: torch.dtype = torch.float32) -> None:
-        scaled = images.float().div_(255)
-        self.mean = scaled.mean((0, 2, 3), keepdim=True)
-        self.std = scaled.std((0, 2, 3), keepdim=True)
-        self.labels = labels
-        self.dtype = dtype
-        self._padded = F.pad(self.normalised(images), (PADDING,) * 4).permute(0, 2, 3, 1).contiguous()
 
-    def normalised(self, images: Tensor) -> Tensor:
-        return ((images.float().div(255) - self.mean) / self.std).to(self.dtype)
+def normalised(images: Tensor, table: Tensor) -> Tensor:
+    """Bytes (B, H, W, C) to numbers (B, C, H, W), channels last in memory."""
+    return _looked_up(images, table).permute(0, 3, 1, 2)
 
-    def epoch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """All images once, shuffled and augmented, channels last in memory."""
-        count, height, width = (
-            len(self.labels),
-            self._padded.shape[1] - 2 * PADDING,
-            self._padded.shape[2] - 2 * PADDING,
-        )
-        device = self._padded.device
-        order = torch.randperm(count, device=device, generator=generator)
-        top, left = (torch.randint(2 * PADDING + 1, (count, 1), device=device, generator=generator) for _ in range(2))
-        flipped = torch.randint(2, (count, 1), device=device, generator=generator).bool()
-        rows = top + torch.arange(height, device=device)
-        columns = torch.where(
-            flipped, left + torch.arange(width - 1, -1, -1, device=device), left + torch.arange(width, device=device)
-        )
-        parts = [
-            self._padded[
-                order[i : i + CHUNK, None, None], rows[i : i + CHUNK, :, None], columns[i : i + CHUNK, None, :]
-            ]
-            for i in range(0, count, CHUNK)
-        ]
-        return torch.cat(parts).permute(0, 3, 1, 2), self.labels[order]
+
+def normal_table(mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """What each byte becomes in each channel, (C, 256): looked up rather than computed, it is the same everywhere."""
+    byte = torch.arange(256, dtype=torch.float64)
+    return torch.stack([(byte - m) / s for m, s in zip(mean, std, strict=True)])
+
+
+def mean_and_std(images: Tensor) -> tuple[list[float], list[float]]:
+    """Of the bytes (N, C, H, W), by channel, from exact integer sums."""
+    mean, std = [], []
+    for channel in images.unbind(1):
+        counts = list(enumerate(torch.bincount(channel.flatten(), minlength=256).tolist()))
+        pixels = channel.numel()
+        total, squares = sum(n * byte for byte, n in counts), sum(n * byte**2 for byte, n in counts)
+        mean.append(total / pixels)
+        std.append(((squares * pixels - total**2) / pixels**2) ** 0.5 or 1.0)  # a channel of one colour
+    return mean, std
+
+
+def _looked_up(images: Tensor, table: Tensor) -> Tensor:
+    return table[torch.arange(len(table), device=table.device), images.int()]

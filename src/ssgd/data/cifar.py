@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssgd.data.download import fetch, one_at_a_time, unpack
+from ssgd.data.images import ImageSet
+
+SERVER = "https://www.cs.toronto.edu/~kriz/"
+ARCHIVES = {
+    "cifar10": ("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    "cifar100": ("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+}
 PUBLISHED_MD5 = {
     "cifar10": {
         "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -28,27 +35,25 @@ FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 LABELS = {"cifar10": "labels", "cifar100": "fine_labels"}
 
 
-@dataclass(frozen=True)
-class ImageSet:
-    """Images as bytes, (N, 3, 32, 32), and their classes."""
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    classes: int
-
-
-def cifar(name: str, root: str | Path) -> ImageSet:
+def cifar(name: str, root: str | Path, download: bool = True) -> ImageSet:
     """``"cifar10"`` or ``"cifar100"``, from ``root/cifar-10-batches-py`` or ``root/cifar-100-python``."""
     if name not in FOLDERS:
         raise ValueError(f"no CIFAR called {name!r}: there are {' and '.join(FOLDERS)}")
-    parts = {part: _read(Path(root) / FOLDERS[name] / part, md5) for part, md5 in PUBLISHED_MD5[name].items()}
+    folder = Path(root) / FOLDERS[name]
+    if download and not folder.exists():
+        _download(name, Path(root))
+    parts = {part: _read(folder / part, md5) for part, md5 in PUBLISHED_MD5[name].items()}
     train = [parts[part] for part in parts if not part.startswith("test")]
     test = [parts[part] for part in parts if part.startswith("test")]
-    return ImageSet(
-        *_tensors(train, LABELS[name]), *_tensors(test, LABELS[name]), classes=10 if name == "cifar10" else 100
-    )
+    classes = 10 if name == "cifar10" else 100
+    return ImageSet(name, *_tensors(train, LABELS[name]), *_tensors(test, LABELS[name]), classes)
+
+
+def _download(name: str, root: Path) -> None:
+    archive, md5 = ARCHIVES[name]
+    with one_at_a_time(root):
+        if not (root / FOLDERS[name]).exists():
+            unpack(fetch(SERVER + archive, root / archive, md5=md5), root)
 
 
 def _tensors(parts: list[dict[str, Any]], key: str) -> tuple[Tensor, Tensor]:
@@ -65,7 +70,10 @@ def _read(path: Path, md5: str) -> dict[str, Any]:
     content = path.read_bytes()
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
         raise ValueError(f"{path} is damaged or cut short (its md5 is not the published {md5}): unpack it again")
-    found: dict[str, Any] = ArraysOnly(io.BytesIO(content), encoding="latin1").load()
+    try:
+        found: dict[str, Any] = ArraysOnly(io.BytesIO(content), encoding="latin1").load()
+    except pickle.UnpicklingError as problem:
+        raise pickle.UnpicklingError(f"{path}: {problem}") from problem
     return found
 
 

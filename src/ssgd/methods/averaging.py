@@ -22,6 +22,8 @@ class Averaging(Plain):
     ``"ema"`` decays with ``decay``. The average and its counters are in ``state_dict()`` under the key ``"averaging"``.
     """
 
+    not_capturable = "the average is counted on the host"
+
     def __init__(
         self,
         base: Optimizer,

@@ -19,6 +19,7 @@ from ..core.parallel import local, unwrap_ddp
 from ..core.points import Level, TwoPoints
 from ..core.selection import trainable
 from ..core.walk import Point, Walk
+from ..core.wrapper import capturing
 
 
 class EntropySGD(Noisy):
@@ -65,7 +66,8 @@ class EntropySGD(Noisy):
         yield from self._begin(self._langevin)
 
     def _langevin(self) -> Walk:
-        self._seed_generators()
+        if not capturing():
+            self._seed_generators()
         return Walk(
             moves=Langevin(self, self._moving_weights()),
             shares=[0.0] * (self.inner_steps - 1) + [1.0],  # the last leaves the entropy's gradient

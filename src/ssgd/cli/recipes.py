@@ -1,0 +1,28 @@
+"""List the recipes, or show one with what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from .. import recipes
+from ..train.terminal import ended
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="only this recipe, in detail")
+    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    def work() -> int:
+        if options.name is None:
+            print(recipes.listing())
+        elif options.json:
+            print(json.dumps(recipes.get(options.name).to_json(), indent=2))
+        else:
+            print(recipes.get(options.name))
+        return 0
+
+    return ended(work)

@@ -1,0 +1,94 @@
+"""Every data set by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ssgd.data.cifar import cifar
+from ssgd.data.digits import digit_images
+from ssgd.data.fake import fake_images
+from ssgd.data.folder import Folder
+from ssgd.data.images import ImageSet
+from ssgd.data.mnist import mnist
+from ssgd.data.on_device import DeviceImages
+from ssgd.data.where import data_folder
+
+NAMES = ("cifar10", "cifar100", "mnist", "fashion-mnist", "digits", "fake")
+
+
+class Batches(Protocol):
+    """An epoch of training images."""
+
+    def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]: ...
+
+
+class Source(Protocol):
+    """What a training needs of its data: batches on the device, normalised, as a function of seed, epoch and step."""
+
+    name: str
+    classes: int
+    channels: int
+
+    def steps(self, size: int) -> int: ...
+
+    def epoch(self, seed: int, number: int) -> Batches: ...
+
+    def test_batches(self, size: int = ..., rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+    def clean_train_batches(
+        self, size: int = ..., rank: int = 0, ranks: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+def load(
+    name: str,
+    folder: str | Path | None = None,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    augment: bool = True,
+    train_limit: int | None = None,
+    test_limit: int | None = None,
+    held_out: int = 0,
+    download: bool = True,
+    workers: int | None = None,
+    image_size: int = 224,
+) -> DeviceImages | Folder:
+    """One of ``NAMES``, whose files lie in ``folder`` or are downloaded there, or a path with ``train/`` and ``val/``.
+
+    ``held_out`` training images take the place of the test set. ``workers`` and ``image_size`` are for paths.
+    """
+    if name in NAMES:
+        images = _images(name, folder, download)
+        if held_out:
+            images = images.held_out(held_out)
+        return DeviceImages(images.limited(train_limit, test_limit), device, dtype, augment)
+    if not Path(name).expanduser().is_dir():
+        raise ValueError(
+            f"no data set called {name!r}: use {', '.join(NAMES)}, or the path of a folder with train/ and val/"
+        )
+    return Folder(
+        Path(name).expanduser(),
+        image_size,
+        workers,
+        device=device,
+        dtype=dtype,
+        augment=augment,
+        train_limit=train_limit,
+        test_limit=test_limit,
+        held_out=held_out,
+    )
+
+
+def _images(name: str, folder: str | Path | None, download: bool) -> ImageSet:
+    if name == "digits":
+        return digit_images()
+    if name == "fake":
+        return fake_images()
+    reader = cifar if name.startswith("cifar") else mnist
+    return reader(name, data_folder(folder), download)

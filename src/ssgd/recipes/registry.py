@@ -1,0 +1,48 @@
+"""Every recipe by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+
+from ..train.recipe import Recipe
+from . import fig3, fig5, table1, table2, table3
+from .cifar import cifar10, cifar100
+from .digits import digits
+
+DATA = ("cifar10", "cifar100")
+
+
+def get(name: str) -> Recipe:
+    """The recipe of that name."""
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"`ssgd recipes` lists all {len(RECIPES)}"
+        raise ValueError(f"no recipe called {name!r}: {hint}")
+    return RECIPES[name]()
+
+
+def listing() -> str:
+    """Names and what they train, a line each."""
+    rows = []
+    for name in RECIPES:
+        recipe = get(name)
+        method = recipe.method if recipe.level is None else f"{recipe.method}({recipe.level:g})"
+        rows.append(f"{name:32} {recipe.model}, {recipe.data}, {method}, {recipe.phases}, batch {recipe.batch}")
+    return "\n".join(rows)
+
+
+def _all() -> dict[str, Callable[[], Recipe]]:
+    makers: list[Callable[[], Recipe]] = [digits, cifar10, cifar100]
+    makers += [partial(table1.table1, data, phases) for data in DATA for phases in table1.PHASES]
+    for data in DATA:
+        for model, levels in table2.LEVELS.items():
+            makers += [partial(table2.table2, data, model, level) for level in (None, *levels)]
+    makers += [partial(table3.table3, depth, method) for depth in (18, 50) for method in ("sgd", "ssgd")]
+    makers += [partial(fig3.fig3, level, part) for part in ("all", "conv", "dense") for level in fig3.LEVELS]
+    makers += [partial(fig5.fig5, method, batch) for method in fig5.METHODS for batch in fig5.BATCHES]
+    return {make().name: make for make in makers}
+
+
+RECIPES = _all()

@@ -1,0 +1,47 @@
+"""Image classification: a batch's loss, and how good a net is on a whole set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Autocast = Callable[[], AbstractContextManager[None]]
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+def objective(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean loss, and how many answers are right."""
+    logits = model(x).float()
+    return F.cross_entropy(logits, y), (logits.detach().argmax(1) == y).sum()
+
+
+@torch.no_grad()
+def count(net: nn.Module, batches: Batches, autocast: Autocast, device: torch.device) -> Tensor:
+    """Sums over all images: loss, right answers, right ones among the first five, images. Weights stay as they are."""
+    training = net.training
+    net.eval()
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    try:
+        for x, y in batches:
+            with autocast():
+                logits = net(x)
+            logits = logits.float()
+            best = logits.topk(min(5, logits.shape[1])).indices == y[:, None]
+            loss = F.cross_entropy(logits, y, reduction="sum")
+            sums += torch.stack([loss, best[:, 0].sum(), best.sum(), torch.ones_like(y).sum()]).double()
+    finally:
+        net.train(training)
+    return sums
+
+
+def summary(sums: Tensor, part: str, classes: int) -> dict[str, float]:
+    """Mean loss and accuracies in percent, from count()'s sums."""
+    loss, right, among_five, images = sums.tolist()
+    found = {f"{part}_loss": loss / images, f"{part}_accuracy": 100 * right / images}
+    if classes >= 100:
+        found[f"{part}_top5_accuracy"] = 100 * among_five / images
+    return found

@@ -1,0 +1,128 @@
+"""The loop: trains one recipe or many, each seed a run, several at once on a GPU."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .distributed import Ranks, joined
+from .execution import Execution, set_up, settled
+from .job import Job, Sources
+from .progress import Progress
+from .recipe import Recipe
+
+
+class Stopped(Exception):
+    """Asked to stop by a signal; everything is saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+def train(recipe: Recipe, execution: Execution | None = None) -> list[dict[str, Any]]:
+    """Train a recipe with all its seeds; the result of each run, in their order.
+
+    What is finished is read, not trained again; what was cut goes on from its last checkpoint.
+    """
+    jobs = compare([recipe], execution)
+    if failed := [job for job in jobs if job.failure is not None]:
+        assert failed[0].failure is not None
+        raise failed[0].failure
+    return [job.result for job in jobs if job.result is not None]
+
+
+def compare(recipes: Sequence[Recipe], execution: Execution | None = None) -> list[Job]:
+    """Train several recipes, side by side on a GPU. A run that fails does so alone: see its job's ``failure``."""
+    execution = execution or Execution()
+    with joined(execution.kind) as ranks:
+        return _all_jobs(recipes, execution, ranks)
+
+
+def _all_jobs(recipes: Sequence[Recipe], execution: Execution, ranks: Ranks) -> list[Job]:
+    precisions = {settled(recipe, execution.kind).precision for recipe in recipes}
+    if len(precisions) > 1:
+        raise ValueError(f"one process trains in one precision, not in {' and '.join(sorted(precisions))}")
+    set_up(settled(recipes[0], execution.kind), execution)
+    with Progress(shown=execution.progress and ranks.first, tensorboard=execution.tensorboard) as progress:
+        jobs = [Job(recipe, seed, execution, ranks, progress.say) for recipe in recipes for seed in recipe.seeds]
+        if len({job.folder for job in jobs}) < len(jobs):
+            raise ValueError("two recipes have the same name and would share a folder: give each a name of its own")
+        at_once = execution.at_once if execution.kind == "cuda" and not ranks.several else 1
+        with stop_on_signal() as stop:
+            drive(jobs, at_once, Sources(execution), progress, stop)
+    return jobs
+
+
+def drive(
+    jobs: Sequence[Job], at_once: int, sources: Sources, progress: Progress, stop: Callable[[], int | None]
+) -> None:
+    """A step of each live job in turn, until all are over."""
+    waiting, live = deque(jobs), deque[Job]()
+    try:
+        while waiting or live:
+            while waiting and len(live) < at_once and stop() is None:
+                job = waiting.popleft()
+                with alone(job, waiting if live else None):
+                    job.begin(sources)
+                    progress.begin(job)
+                    if not job.over:
+                        live.append(job)
+            for job in list(live):
+                with alone(job):
+                    job.stop_asked = job.stop_asked or stop() is not None
+                    progress.passed(job, job.advance())
+                if job.over:
+                    live.remove(job)
+                    progress.end(job)
+            if all(job.stopped for job in live) and (live or stop() is not None):
+                raise Stopped(stop() or signal.SIGTERM)  # another rank may have had the signal
+    finally:
+        for job in jobs:
+            job.close()
+
+
+@contextmanager
+def alone(job: Job, waiting: deque[Job] | None = None) -> Iterator[None]:
+    """What goes wrong inside is this job's own. Without room for it beside others it waits for theirs."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as problem:
+        job.close()
+        torch.cuda.empty_cache()
+        if waiting is None:
+            job.failure = problem
+        else:
+            waiting.append(job)
+    except Exception as problem:
+        if job.ranks.several:
+            raise  # the other ranks wait: all must end
+        job.failure = problem
+        job.close()
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], int | None]]:
+    """SIGINT and SIGTERM are noted, for the loop to end after its step; a second one ends at once."""
+    caught: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers there only
+        yield lambda: None
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: caught[0] if caught else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

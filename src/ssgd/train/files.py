@@ -1,0 +1,161 @@
+"""Files that are whole or not there at all, also after a crash, and a disk's refusals as sentences."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+FULL = "there is no space left for {path}: free some on that disk or in your quota, then run the same command again"
+DENIED = "{path} cannot be written for lack of permission: choose another folder, or change who may write there"
+REFUSALS = {
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    errno.EFBIG: "{path} would be larger than a file may be here: raise the limit (ulimit -f) or choose another folder",
+    errno.EROFS: "{path} cannot be written because its disk is read-only: choose another folder, or mount it writable",
+    errno.EACCES: DENIED,
+    errno.EPERM: DENIED,
+}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class DiskProblem(OSError):
+    """A disk refused; the message is one sentence for the user, ``errno`` is the disk's."""
+
+
+def write_whole(path: str | Path, data: bytes | Callable[[BinaryIO], object]) -> None:
+    """Bytes, or what a function writes, at ``path``: after an error or a crash the file is the old one or the new."""
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with explained(path):
+        try:
+            with open(draft, "xb") as file:
+                if isinstance(data, bytes):
+                    file.write(data)
+                else:
+                    data(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            with suppress(OSError):
+                draft.unlink()
+            raise
+        _sync_folder(path.parent)
+
+
+def append_line(path: str | Path, text: str) -> None:
+    """``text`` as the last line of a file; where the disk refuses, the file stays as it was."""
+    path, rest = Path(path), memoryview(f"{text}\n".encode())
+    with explained(path), open(path, "ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            while rest:  # a disk that is filling up takes a part first and says no to the rest
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def drop_cut_line(path: Path) -> None:
+    """Removes what a crash left of a last line, so that the next one does not continue it."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        write_whole(path, whole)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Removes what a killed ``write_whole`` left. Only for the one process that writes in this folder."""
+    with explained(folder):
+        for draft in folder.glob(".*.tmp"):
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """An error of the disk inside becomes a ``DiskProblem`` about ``path``."""
+    try:
+        yield
+    except DiskProblem:
+        raise
+    except OSError as error:
+        other = f"{{path}} could not be written ({error.strerror or error}): check the disk, or choose another folder"
+        problem = DiskProblem(REFUSALS.get(error.errno or 0, other).format(path=path))
+        problem.errno = error.errno
+        raise problem from error
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot, and need not
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
+    """Tensors by name in the safetensors format, without needing its package."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    header: dict[str, object] = {}
+    end = 0
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps each one aligned
+    for name, tensor in ordered:
+        if tensor.dtype not in names or name == "__metadata__":
+            raise ValueError(f"{name} ({tensor.dtype}) does not fit into {path}: rename it, or use {', '.join(DTYPES)}")
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+    write_whole(path, write)
+
+
+def read_safetensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU."""
+    content = Path(path).read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    found, last = {}, 0
+    try:
+        for name, entry in json.loads(content[8:start]).items():
+            if name != "__metadata__":
+                first, last_here = entry["data_offsets"]
+                data = bytearray(content[start + first : start + last_here])
+                dtype = DTYPES[entry["dtype"]]
+                flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+                found[name], last = flat.reshape(entry["shape"]), max(last, last_here)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged, or no safetensors file of plain numbers: write it again") from error
+    if start + last != len(content):
+        raise ValueError(f"{path} is damaged or cut short: write it again")
+    return found

@@ -1,0 +1,68 @@
+"""A whole step as one CUDA graph: static inputs in, nothing for the host to do between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..core.noisy import Noisy
+from .steps import Step
+
+WARM_UP = 3  # torch asks for some steps on the stream before capture; compilation happens in the first
+
+
+class GraphStep:
+    """``step`` captured once, replayed for every batch of the same shape. Weights and optimizer stay as they were."""
+
+    def __init__(self, step: Step, net: nn.Module, x: Tensor, y: Tensor) -> None:
+        self.step = step
+        self.x, self.y = torch.empty_like(x), torch.empty_like(y)
+        self.x.copy_(x)
+        self.y.copy_(y)
+        self.graph = torch.cuda.CUDAGraph()
+        with unchanged(net, step.opt, step.sums):
+            for _ in range(WARM_UP):
+                step(self.x, self.y)
+            torch.cuda.current_stream().synchronize()
+            if isinstance(step.opt, Noisy):
+                step.opt.register_graph(self.graph)
+            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+                step(self.x, self.y)
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        self.x.copy_(x)
+        self.y.copy_(y)
+        if isinstance(self.step.opt, Noisy):
+            self.step.opt.before_replay()
+        self.graph.replay()
+
+
+@contextmanager
+def unchanged(net: nn.Module, opt: Optimizer, sums: Tensor) -> Iterator[None]:
+    """Steps inside leave no trace: weights, statistics, optimizer state and counters return to what they were.
+
+    The tensors stay the same ones, as a graph needs it. State that did not exist before is zero after, which is how
+    torch's optimizers begin.
+    """
+    tensors = [*net.parameters(), *net.buffers(), sums]
+    values = [t.detach().clone() for t in tensors]
+    state = {p: {k: v.clone() for k, v in s.items() if isinstance(v, Tensor)} for p, s in opt.state.items()}
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in opt.param_groups]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+            for parameter, entries in opt.state.items():
+                for key, entry in entries.items():
+                    if isinstance(entry, Tensor):
+                        old = state.get(parameter, {}).get(key)
+                        entry.zero_() if old is None else entry.copy_(old)
+        for group, before in zip(opt.param_groups, groups, strict=True):
+            group.update(before)
+        opt.zero_grad()

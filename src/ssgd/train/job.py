@@ -1,0 +1,217 @@
+"""A run and its directory: begun, resumed, checkpointed, finished or failed, on its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.registry import Source, load
+from ..methods import registry
+from .checkpoint import Checkpoints
+from .distributed import Ranks, by_first, total
+from .execution import Execution, settled
+from .files import append_line, write_safetensors
+from .recipe import Recipe
+from .run import Run
+from .rundir import RunDir, environment
+
+ROUND = 20  # steps after which ranks ask each other whether to stop or to save
+
+
+class Job:
+    """One recipe with one seed, in a folder of its own. Calling for the same again goes on where it ended."""
+
+    def __init__(
+        self, recipe: Recipe, seed: int, execution: Execution, ranks: Ranks, say: Callable[[str], None]
+    ) -> None:
+        self.recipe = replace(settled(recipe, execution.kind), seeds=(seed,))
+        self.seed, self.execution, self.ranks, self.say = seed, execution, ranks, say
+        self.folder = execution.place(recipe, seed)
+        self.directory = RunDir(self.folder)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", execution.keep)
+        self.run: Run | None = None
+        self.result: dict[str, Any] | None = None
+        self.failure: BaseException | None = None
+        self.last: dict[str, Any] | None = None  # the metrics of the last epoch
+        self.stop_asked = False
+        self.stopped = False  # asked to, and saved
+
+    @property
+    def label(self) -> str:
+        return f"{self.recipe.name}/seed-{self.seed}"
+
+    @property
+    def images_to_come(self) -> float:
+        """Forward and backward, over all passes."""
+        if self.run is None:
+            return 0.0
+        phases = [phase for phase in self.run.schedule.phases for _ in range(phase.epochs)][self.run.epoch :]
+        passes = [registry.get(phase.method).passes for phase in phases]
+        steps = sum(passes) * self.run.steps - passes[0] * self.run.step_in_epoch
+        return steps * self.recipe.batch
+
+    @property
+    def over(self) -> bool:
+        return self.result is not None or self.failure is not None
+
+    def begin(self, sources: Sources) -> None:
+        """Open the folder and build the run, or take it up from its last checkpoint."""
+        self.result, saved = by_first(self.ranks, self._open)
+        if self.result is not None:
+            return
+        execution, ranks = self.execution, self.ranks
+        on_gpu = execution.kind == "cuda"
+        one_gpu = on_gpu and not ranks.several
+        device = torch.device("cuda", ranks.on_this_host) if on_gpu else torch.device("cpu")
+        self.run = Run(
+            self.recipe,
+            self.seed,
+            sources.get(self.recipe, device),
+            device,
+            ranks,
+            compiled=one_gpu if execution.compile is None else execution.compile,
+            graph=one_gpu if execution.graph is None else execution.graph,
+            say=self.say,
+        )
+        if saved is not None:
+            self.run.load(saved)
+        if self.ranks.first:
+            self.directory.rewrite_metrics(self.run.history)
+        self._saved = self._began = time.monotonic()
+
+    def advance(self) -> float:
+        """One step, and what is due after it. Returns the images passed, forward and backward."""
+        run = self.run
+        assert run is not None
+        passes = registry.get(run.phase.method).passes
+        run.step()
+        if run.epoch_is_over:
+            self._end_epoch(run)
+        elif self._due(run):
+            self.save()
+        if run.done:
+            self._finish(run)
+        return self.recipe.batch * passes
+
+    def save(self) -> None:
+        """A checkpoint of this very moment. With several ranks all must call it."""
+        assert self.run is not None
+        state = self.run.state()
+        if self.ranks.first:
+            self.checkpoints.save(self.run.position, state)
+        self._saved = time.monotonic()
+        self.stopped = self.stop_asked
+
+    def close(self) -> None:
+        self.directory.close()
+        self.run = None
+
+    # --- below here: how --------------------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """The result, if the run is finished; else what its last checkpoint holds, if there is one."""
+        state = self.directory.open(self.recipe.to_json(), environment())
+        if state == "finished":
+            return self.directory.result(), None
+        saved = self.checkpoints.load()
+        return None, None if saved is None else saved[1]
+
+    def _end_epoch(self, run: Run) -> None:
+        self.last = row = run.finish_epoch()
+        if self.ranks.first:
+            self.directory.add_metrics(row)
+            seconds = time.monotonic() - self._began
+            self.directory.add_timing({"epoch": row["epoch"], "seconds": round(seconds, 3)})
+        if self._due(run) or run.done:
+            self.save()
+
+    def _due(self, run: Run) -> bool:
+        """Whether to save now; agreed between ranks, which look at their clocks at the same steps only."""
+        due = self.stop_asked or time.monotonic() - self._saved >= self.execution.checkpoint_seconds
+        if not self.ranks.several:
+            return due
+        if not run.step_in_epoch or run.step_in_epoch % ROUND == 0:
+            flags = total(torch.tensor([due, self.stop_asked], dtype=torch.float32, device=run.device)).tolist()
+            self.stop_asked = flags[1] > 0
+            return bool(flags[0])
+        return False
+
+    def _finish(self, run: Run) -> None:
+        seconds = sum(self._stretches())
+        result = self._row(run, seconds)
+        state = run.state()
+        if self.ranks.first:
+            write_safetensors(self.folder / "weights.safetensors", state["model"])
+            self.directory.write_result(result)
+            if self.execution.results is not None:
+                Path(self.execution.results).parent.mkdir(parents=True, exist_ok=True)
+                append_line(self.execution.results, json.dumps(result))
+        self.result = result
+        self.close()
+
+    def _stretches(self) -> list[float]:
+        """Seconds of training: the clock of timings.jsonl starts anew after each resumption."""
+        if not self.ranks.first:
+            return []
+        marks = [row["seconds"] for row in self.directory.timings()]
+        return [a for a, b in zip(marks, [*marks[1:], 0.0], strict=True) if b <= a]
+
+    def _row(self, run: Run, seconds: float) -> dict[str, Any]:
+        recipe, last = self.recipe, run.history[-1]
+        method = registry.get(recipe.method)
+        where = environment()
+        return {
+            "experiment": recipe.name,
+            "model": recipe.model,
+            "data": recipe.data,
+            "method": method.name,
+            "mode": "split" if method.halves else method.fixed.get("mode", "both"),
+            "level": recipe.level,
+            "law": getattr(getattr(run.opt, "law", None), "name", None),
+            "phases": recipe.phases,
+            "weight_decay": recipe.weight_decay,
+            "seed": self.seed,
+            "epochs": run.schedule.epochs,
+            "passes": run.schedule.passes,
+            "seconds": round(seconds, 1),
+            **run.evaluate("train"),
+            **{key: value for key, value in last.items() if key.startswith("test_")},
+            "device": where["devices"][0] if run.device.type == "cuda" else "cpu",
+            "versions": {"ssgd": where["ssgd"], "torch": where["torch"], "python": where["python"]},
+            "commit": where["commit"],
+            "recipe": recipe.to_json(),
+        }
+
+
+class Sources:
+    """The data of all jobs, each set loaded once."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self._loaded: dict[tuple[Any, ...], Source] = {}
+
+    def get(self, recipe: Recipe, device: torch.device) -> Source:
+        dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+        limits = recipe.train_limit, recipe.test_limit, recipe.held_out, recipe.image_size
+        key = (recipe.data, dtype, recipe.augment, *limits)
+        if key not in self._loaded:
+            self._loaded[key] = load(
+                recipe.data,
+                self.execution.folder,
+                device=device,
+                dtype=dtype,
+                augment=recipe.augment,
+                train_limit=recipe.train_limit,
+                test_limit=recipe.test_limit,
+                held_out=recipe.held_out,
+                download=self.execution.download,
+                workers=self.execution.workers,
+                image_size=recipe.image_size,
+            )
+        return self._loaded[key]

@@ -1,0 +1,93 @@
+"""What a training shows while it runs: one bar over all its runs, and a line where something is worth saying."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .job import Job
+
+
+class Progress:
+    """A tqdm bar in images passed forward and backward, with rate and time left; without tqdm a line an epoch."""
+
+    def __init__(self, shown: bool = True, tensorboard: bool = False) -> None:
+        self.shown = shown
+        self.tensorboard = tensorboard
+        self._bar: Any = None
+        self._writers: dict[str, Any] = {}
+        self._epochs: dict[str, int] = {}
+
+    def __enter__(self) -> Progress:
+        if self.shown:
+            try:
+                from tqdm import tqdm
+
+                self._bar = tqdm(total=0, unit=" images", unit_scale=True, file=sys.stderr, dynamic_ncols=True)
+            except ImportError:
+                self.say("without tqdm there is no progress bar: pip install tqdm")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        for writer in self._writers.values():
+            writer.close()
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def begin(self, job: Job) -> None:
+        if job.result is not None:
+            self._say_of(job, f"finished before, test accuracy {job.result['test_accuracy']:.2f} %")
+        elif job.run is not None:
+            if job.run.position:
+                self._say_of(job, f"goes on in epoch {job.run.epoch + 1} of {job.run.schedule.epochs}")
+            self._epochs[job.label] = len(job.run.history)
+            if self._bar is not None:
+                self._bar.total += job.images_to_come
+                self._bar.refresh()
+
+    def passed(self, job: Job, images: float) -> None:
+        if self._bar is not None:
+            self._bar.update(images)
+        if job.last is not None and job.last["epoch"] > self._epochs[job.label]:
+            self._epochs[job.label] = job.last["epoch"]
+            self._show_epoch(job, job.last)
+
+    def end(self, job: Job) -> None:
+        if job.failure is not None:
+            self._say_of(job, f"failed: {job.failure}")
+        elif job.result is not None:
+            train, test = job.result["train_accuracy"], job.result["test_accuracy"]
+            self._say_of(job, f"test accuracy {test:.2f} %, training images {train:.2f} % (last epoch, clean weights)")
+
+    def _show_epoch(self, job: Job, row: dict[str, Any]) -> None:
+        test = f", test {row['test_accuracy']:.2f} %" if "test_accuracy" in row else ""
+        text = f"epoch {row['epoch']}: loss {row['loss']:.3f}, {row['accuracy']:.1f} %{test}"
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{job.label} {text}", refresh=False)
+        elif self.shown:
+            self._say_of(job, text)
+        if self.tensorboard:
+            self._write_events(job, row)
+
+    def _say_of(self, job: Job, text: str) -> None:
+        if job.ranks.first:
+            self.say(f"{job.label}: {text}")
+
+    def _write_events(self, job: Job, row: dict[str, Any]) -> None:
+        if job.label not in self._writers:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise ImportError("tensorboard=true needs the package: pip install tensorboard") from None
+            self._writers[job.label] = SummaryWriter(str(job.folder / "tensorboard"))
+        for key, value in row.items():
+            if isinstance(value, float):
+                self._writers[job.label].add_scalar(key, value, row["epoch"])

@@ -1,0 +1,202 @@
+"""A training as data: everything that decides its result, and nothing else."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from ..core.batchnorm import POLICIES
+from ..core.checks import check_choice, check_count
+from ..core.noise import LAWS
+from ..methods import registry
+from .phases import Schedule, parse
+
+PRECISIONS = ("auto", "fp32", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained, on what and how. Two runs of one recipe and seed end the same."""
+
+    name: str = "custom"
+    """What the runs are called."""
+    model: str = "resnet20"
+    """A name of ssgd.models (`ssgd models`), or package.module:function of your own."""
+    data: str = "cifar100"
+    """A name of ssgd.data, or a folder with train/ and val/ inside."""
+    train_limit: int | None = None
+    """Only the first so many training images."""
+    test_limit: int | None = None
+    """Only the first so many test images."""
+    held_out: int = 0
+    """So many training images are kept apart and stand in for the test set: for tuning."""
+    augment: bool = True
+    """Crop and flip at random."""
+    image_size: int = 224
+    """Of images read from a folder."""
+
+    method: str = "sgd"
+    """A name of ssgd.methods (`ssgd methods`)."""
+    level: float | None = None
+    """The method's first setting: noise level, SAM's rho, …; None: the method's default."""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """The method's other settings by name."""
+    law: str = "sphere"
+    """Of S-SGD's noise."""
+    perturb: str = "all"
+    """Which layers get noise: all, conv or dense."""
+    bn_stats: str = "both"
+    """What noisy passes do to batch-norm's running statistics."""
+    per_rank: bool | None = None
+    """Whether each rank draws noise of its own; None: the method's default."""
+
+    phases: str = "75-50-50"
+    """Epochs of each phase; S marks those under the method: 75-25S-25S. SGDR: 10*2."""
+    lr: tuple[float, ...] = (0.1, 0.01, 0.001)
+    """The learning rate, of all phases or of each."""
+    epochs: int | None = None
+    """Where restarts (10*2) end."""
+    anneal: str = "steps"
+    """steps: the rates as given; cosine: the first of them, falling to 0 over the training."""
+    warm_up: float = 0.0
+    """Epochs over which the rate rises from 0."""
+    lr_for_batch: int | None = None
+    """The batch that lr is meant for: another batch scales it in proportion."""
+
+    optimizer: str = "sgd"
+    """The base: sgd, adam or adamw."""
+    momentum: float = 0.9
+    """SGD's."""
+    nesterov: bool = False
+    """SGD's."""
+    weight_decay: float = 1e-4
+    """On all parameters."""
+    batch: int = 128
+    """Images a step, over all devices."""
+
+    precision: str = "auto"
+    """fp32, tf32 or bf16 (autocast over fp32 weights); auto: bf16 on a GPU that has it, else fp32."""
+    parallel: str = "ddp"
+    """With several processes: ddp or fsdp."""
+    sync_batchnorm: bool = False
+    """Batch-norm over all devices instead of each."""
+    recompute_bn: bool = False
+    """Evaluate with batch-norm statistics gathered again with the clean weights."""
+    evaluate_every: int = 1
+    """Epochs between evaluations; the last is always evaluated."""
+    seeds: tuple[int, ...] = (0,)
+    """A run for each."""
+
+    def __post_init__(self) -> None:
+        check_choice("law", self.law, tuple(LAWS))
+        check_choice("perturb", self.perturb, ("all", "conv", "dense"))
+        check_choice("bn_stats", self.bn_stats, POLICIES)
+        check_choice("anneal", self.anneal, ("steps", "cosine"))
+        check_choice("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("parallel", self.parallel, ("ddp", "fsdp"))
+        check_count("batch", self.batch)
+        check_count("evaluate_every", self.evaluate_every)
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must be different numbers, at least one, not {self.seeds}")
+        if not self.lr or any(not math.isfinite(rate) or rate < 0 for rate in self.lr):
+            raise ValueError(f"lr must be finite and at least 0, not {self.lr}")
+        if self.momentum < 0 or self.weight_decay < 0 or self.warm_up < 0 or self.held_out < 0:
+            raise ValueError("momentum, weight_decay, warm_up and held_out must not be negative")
+        known = [setting.name for setting in registry.get(self.method).settings][1:]
+        if unknown := [key for key in self.settings if key not in known]:
+            raise ValueError(
+                f"{self.method} has no setting {unknown[0]!r} beside its level: {', '.join(known) or 'none'}"
+            )
+        self.schedule  # noqa: B018 - reads the phases, so that a mistake shows at once
+
+    @property
+    def schedule(self) -> Schedule:
+        scale = 1.0 if self.lr_for_batch is None else self.batch / self.lr_for_batch
+        rates = tuple(rate * scale for rate in self.lr)
+        return parse(
+            self.phases,
+            rates,
+            self.method,
+            self.level,
+            epochs=self.epochs,
+            anneal=self.anneal,
+            warm_up=self.warm_up,
+        )
+
+    def with_changes(self, changes: Iterable[str]) -> Recipe:
+        """``key=value`` texts applied: ``lr=0.1,0.01``, ``method=split:0.15``, ``settings.share=0.3``."""
+        return override(self, changes)
+
+    def differences(self, other: Recipe) -> dict[str, tuple[Any, Any]]:
+        """The fields in which they differ: mine, the other's."""
+        mine, theirs = self.to_json(), other.to_json()
+        return {key: (mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]}
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Recipe:
+        """Rebuilt from what to_json() gave, also by an earlier version with fewer fields."""
+        known = {f.name for f in fields(cls)}
+        if unknown := [key for key in found if key not in known]:
+            raise ValueError(f"a recipe has no field {unknown[0]!r}: it comes from another version of ssgd")
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        return cls(**values)
+
+    def __str__(self) -> str:
+        plain, schedule = Recipe(), self.schedule
+        told = {key: value for key, value in self.__dict__.items() if key in MAIN or value != getattr(plain, key)}
+        lines = [f"{key} = {value!r}" for key, value in told.items()]
+        cost = f"{schedule.epochs} epochs that cost as much as {schedule.passes:g} of plain SGD"
+        return "\n".join([*lines, f"# {schedule}", f"# {cost}"])
+
+
+MAIN = ("name", "model", "data", "method", "level", "phases", "lr", "weight_decay", "batch", "seeds")
+
+Configuration = typing.TypeVar("Configuration")
+
+
+def override(config: Configuration, changes: Iterable[str]) -> Configuration:
+    """A copy of a frozen dataclass with ``key=value`` texts applied, read by the field's type."""
+    hints = typing.get_type_hints(type(config))
+    values: dict[str, Any] = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        key = key.strip().replace("-", "_")
+        name, _, inner = key.partition(".")
+        if not equals or name not in hints:
+            raise ValueError(f"cannot use {change!r}: write key=value with one of the keys {', '.join(hints)}")
+        if inner:
+            values[name] = {**values.get(name, getattr(config, name)), inner: float(text)}
+        elif key == "method" and ":" in text:
+            values["method"], _, level = text.partition(":")
+            values["level"] = read_value("level", float, level)
+        else:
+            values[name] = read_value(name, hints[name], text)
+    return replace(config, **values)  # type: ignore[type-var]
+
+
+def read_value(name: str, kind: Any, text: str) -> Any:
+    """``text`` as a value of type ``kind``."""
+    text = text.strip()
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        if text.lower() == "none":
+            return None
+        return read_value(name, next(option for option in options if option is not type(None)), text)
+    if typing.get_origin(kind) is tuple:
+        return tuple(read_value(name, options[0], part) for part in text.strip("()").split(",") if part.strip())
+    if kind is bool:
+        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+            raise ValueError(f"{name} is true or false, not {text!r}")
+        return text.lower() in ("true", "yes", "1")
+    try:
+        return kind(text)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} takes {getattr(kind, '__name__', kind)}, not {text!r}") from None

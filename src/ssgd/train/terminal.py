@@ -1,0 +1,89 @@
+"""A training at the terminal: the plan before, a table after, and a sentence for what went wrong."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from statistics import mean, stdev
+
+from .engine import Stopped, compare
+from .execution import Execution
+from .files import DiskProblem
+from .job import Job
+from .recipe import Recipe
+from .run import Diverged
+
+
+def show(recipes: Recipe | Sequence[Recipe], execution: Execution) -> int:
+    """Train, and print what came out: 1 if a run failed."""
+    recipes = [recipes] if isinstance(recipes, Recipe) else list(recipes)
+    for recipe in recipes:
+        print(recipe, file=sys.stderr)
+    jobs = compare(recipes, execution)
+    if not jobs[0].ranks.first:
+        return 0
+    if any(job.result is not None for job in jobs):
+        print(table(jobs))
+    for job in jobs:
+        if job.failure is not None:
+            print(f"{job.label} failed: {explained(job.failure)}", file=sys.stderr)
+    return int(any(job.failure is not None for job in jobs))
+
+
+def table(jobs: Sequence[Job]) -> str:
+    """Test accuracy of the last epoch over the seeds of each recipe."""
+    head = ("recipe", "method", "passes", "seeds", "test %", "min", "max", "train %", "seconds a run")
+    rows: list[tuple[str, ...]] = [head]
+    for name in dict.fromkeys(job.recipe.name for job in jobs):
+        mine = [job for job in jobs if job.recipe.name == name]
+        results = [job.result for job in mine if job.result is not None]
+        schedule = mine[0].recipe.schedule
+        label = " then ".join(dict.fromkeys(phase.label for phase in schedule.phases))
+        if not results:
+            rows.append((name, label, f"{schedule.passes:g}", f"0 of {len(mine)}", *["–"] * 5))
+            continue
+        test = [result["test_accuracy"] for result in results]
+        train = [result["train_accuracy"] for result in results]
+        spread = f" ± {stdev(test):.2f}" if len(test) > 1 else ""
+        rows.append(
+            (
+                name,
+                label,
+                f"{schedule.passes:g}",
+                str(len(results)) if len(results) == len(mine) else f"{len(results)} of {len(mine)}",
+                f"{mean(test):.2f}{spread}",
+                f"{min(test):.2f}",
+                f"{max(test):.2f}",
+                f"{mean(train):.2f}",
+                f"{mean(result['seconds'] for result in results):.0f}",
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def ended(work: Callable[[], int]) -> int:
+    """``work``'s exit status; what a user can do something about ends with a sentence, not with a trace."""
+    try:
+        return work()
+    except Stopped as stopped:
+        print(f"{stopped}; all is saved. The same command goes on: {shlex.join(sys.orig_argv)}", file=sys.stderr)
+        return 128 + stopped.number
+    except KeyboardInterrupt:
+        print(
+            f"interrupted. The same command goes on from the last checkpoint: {shlex.join(sys.orig_argv)}",
+            file=sys.stderr,
+        )
+        return 130
+    except (ValueError, ImportError, OSError, Diverged) as problem:
+        print(f"ssgd: {explained(problem)}", file=sys.stderr)
+        return 2 if isinstance(problem, ValueError) else 1
+
+
+def explained(problem: BaseException) -> str:
+    if isinstance(problem, DiskProblem):
+        return f"{problem} What was saved is whole: the same command goes on from there."
+    if isinstance(problem, (ValueError, ImportError, OSError, Diverged)):
+        return str(problem)
+    return f"{type(problem).__name__}: {problem}"
