@@ -12,8 +12,9 @@ from ssgd.data import batches
 from ssgd.data.augment import augmented, mean_and_std, normal_table, normalised
 from ssgd.data.images import ImageSet
 
-BLOCKS = {"cuda": 32}  # batches made at once, by one kernel; elsewhere each on its own
-KEPT = 16  # seeds whose epoch is kept, for trainings side by side
+BLOCKS = {"cuda": 4096}  # images made at once, by one kernel; elsewhere a batch at a time
+BLOCKS_KEPT = 2  # of an epoch, for trainings at different steps of it
+KEPT = 24  # epochs kept, for trainings side by side, which may be at different ones
 
 
 class DeviceImages:
@@ -39,7 +40,7 @@ class DeviceImages:
         self._test = _on(device, images.test_images), images.test_labels.to(device)
         make = torch.compile(augmented) if device.type == "cuda" else augmented
         self._make = partial(make, self._train[0], self._table)
-        self._epochs: dict[int, Epoch] = {}
+        self._epochs: dict[tuple[int, int], Epoch] = {}
 
     def steps(self, size: int) -> int:
         """Whole batches of ``size`` in an epoch; the images left over sit this epoch out."""
@@ -47,10 +48,10 @@ class DeviceImages:
 
     def epoch(self, seed: int, number: int) -> Epoch:
         """Epoch ``number`` of seed ``seed``; trainings that ask for the same one share its images."""
-        epoch = self._epochs.pop(seed, None)
-        if epoch is None or epoch.number != number:
+        epoch = self._epochs.pop((seed, number), None)
+        if epoch is None:
             epoch = Epoch(self._make, self._train[1], seed, number, self._padding, self._flip)
-        self._epochs[seed] = epoch
+        self._epochs[seed, number] = epoch
         if len(self._epochs) > KEPT:
             del self._epochs[next(iter(self._epochs))]
         return epoch
@@ -76,28 +77,28 @@ class Epoch:
     def __init__(
         self, make: Callable[..., Tensor], labels: Tensor, seed: int, number: int, padding: int, flip: bool
     ) -> None:
-        self.number = number
         self._make, self._labels = make, labels
         numbers, count = batches.generator(seed, number), len(labels)
         order = torch.randperm(count, generator=numbers)
         moves = torch.randint(-padding, padding + 1, (2, count), generator=numbers)
         flips = torch.randint(2, (count,), generator=numbers).bool() & flip
         self._order, self._moves, self._flips = (drawn.to(labels.device) for drawn in (order, moves, flips))
-        self._block: tuple[tuple[int, int, int, int], Tensor, Tensor] | None = None
+        self._blocks: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
 
     def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
         """Images and labels of batch ``step``; of its ``size`` images rank r takes the r-th of equal parts."""
         part = batches.part_of_batch(len(self._order), step, size, rank, ranks)
         steps, share = batches.whole_batches(len(self._order), size), size // ranks
-        length = min(BLOCKS.get(self._labels.device.type, 1), steps)
+        length = min(max(BLOCKS.get(self._labels.device.type, 1) // share, 1), steps)
         first = min(step // length * length, steps - length)  # the last block reaches back: all have one shape
         key = first, size, rank, ranks
-        if self._block is None or self._block[0] != key:
-            self._block = None  # gone before the next is made, so that memory holds one
+        if key not in self._blocks:
+            while len(self._blocks) >= BLOCKS_KEPT:  # gone before the next is made, so that memory holds no more
+                del self._blocks[next(iter(self._blocks))]
             arange = partial(torch.arange, device=self._labels.device)
             starts = part.start + size * arange(first - step, first - step + length)
-            self._block = key, *self._made((starts[:, None] + arange(share)).flatten())
-        _, x, y = self._block
+            self._blocks[key] = self._made((starts[:, None] + arange(share)).flatten())
+        x, y = self._blocks[key]
         here = slice((step - first) * share, (step - first + 1) * share)
         return x[here], y[here]
 

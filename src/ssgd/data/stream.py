@@ -31,27 +31,34 @@ class Stream:
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),  # or starting would draw from torch's own, which the training uses
         )
-        self._running: Iterator[tuple[Tensor, Tensor]] = iter(())
+        self._running: Iterator[tuple[Tensor, Tensor] | str] = iter(())
         self._at: tuple[Hashable, int] | None = None
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of these requests, in turn."""
-        self._requests.all = requests
-        for made in self._loader:
-            if isinstance(made, str):
-                raise ValueError(made)
-            images, labels = (part.to(self._device, non_blocking=True) for part in made)
-            yield self._normalised(images), labels
+        self._start(requests)
+        for made in self._running:
+            yield self._finished(made)
 
     def batch(self, key: Hashable, step: int, requests: Iterable[Request]) -> tuple[Tensor, Tensor]:
         """The first of ``requests``, which begin at ``step``; ``key`` tells which batches go on from each other."""
         if self._at != (key, step):
             if self._at != (key, step - 1):
-                self._running = self.run(requests)
+                self._start(requests)
             self._at = None  # until it is made
-            self._batch = next(self._running)
+            self._batch = self._finished(next(self._running))
             self._at = key, step
         return self._batch
+
+    def _start(self, requests: Iterable[Request]) -> None:
+        self._requests.all = requests
+        self._running = iter(self._loader)
+
+    def _finished(self, made: tuple[Tensor, Tensor] | str) -> tuple[Tensor, Tensor]:
+        if isinstance(made, str):
+            raise ValueError(made)
+        images, labels = (part.to(self._device, non_blocking=True) for part in made)
+        return self._normalised(images), labels
 
 
 class Requests(Sampler[Request]):

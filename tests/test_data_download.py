@@ -1,0 +1,181 @@
+"""Downloads that go well, are cut, are wrong or never begin; archives that are whole, damaged or hostile."""
+
+import builtins
+import hashlib
+import io
+import socket
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from ssgd.data.download import fetch, one_at_a_time, unpack
+
+from .server import serving
+
+CONTENT = bytes(i * i % 251 for i in range(100_000))
+MD5, SHA256 = hashlib.md5(CONTENT).hexdigest(), hashlib.sha256(CONTENT).hexdigest()
+
+
+# --- downloads ------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_arrives_whole(tmp_path) -> None:
+    target = tmp_path / "new" / "file"
+    with serving({"/file": CONTENT}) as server:
+        assert fetch(server.address + "file", target, md5=MD5, sha256=SHA256) == target
+        fetch(server.address + "file", target, md5=MD5)  # it is there already
+    assert target.read_bytes() == CONTENT and server.asked == [("/file", 0)]
+    assert [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+def test_a_download_goes_on_where_it_was_cut(tmp_path) -> None:
+    with serving({"/file": CONTENT}, cut=30_000) as server:
+        fetch(server.address + "file", tmp_path / "file", md5=MD5)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert [start for _, start in server.asked] == [0, 30_000, 60_000, 90_000]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_what_an_earlier_try_left_is_used_where_the_server_can(tmp_path, ranges: bool) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT[:40_000])
+    with serving({"/file": CONTENT}, ranges) as server:
+        fetch(server.address + "file", tmp_path / "file", md5=MD5)
+    assert (tmp_path / "file").read_bytes() == CONTENT and server.asked == [("/file", 40_000)]
+
+
+def test_an_earlier_try_may_lack_only_the_name(tmp_path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT)
+    with serving({"/file": CONTENT}) as server:
+        fetch(server.address + "file", tmp_path / "file", md5=MD5)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_server_that_always_cuts_is_given_up(tmp_path) -> None:
+    with (
+        serving({"/file": CONTENT}, ranges=False, cut=30_000) as server,
+        pytest.raises(OSError, match=r"was cut after 30000 bytes: run this again.*put it into .*"),
+    ):
+        fetch(server.address + "file", tmp_path / "file", md5=MD5)
+    assert [path.name for path in tmp_path.iterdir()] == ["file.part"]
+
+
+@pytest.mark.parametrize(("md5", "sha256"), [("0" * 32, None), (MD5, "0" * 64)])
+def test_a_wrong_sum_leaves_nothing(tmp_path, md5: str, sha256: str) -> None:
+    with (
+        serving({"/file": CONTENT}) as server,
+        pytest.raises(ValueError, match=r"what came from .* is not the published file \(its (md5|sha256) is"),
+    ):
+        fetch(server.address + "file", tmp_path / "file", md5=md5, sha256=sha256)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_put_there_by_hand_is_checked(tmp_path) -> None:
+    (tmp_path / "file").write_bytes(CONTENT[:-1])
+    with pytest.raises(ValueError, match=r"file is damaged or cut short .*: delete it"):
+        fetch("http://127.0.0.1:9/file", tmp_path / "file", md5=MD5)
+    (tmp_path / "file").write_bytes(CONTENT)
+    fetch("http://127.0.0.1:9/file", tmp_path / "file", md5=MD5)
+
+
+def test_without_a_network_one_is_told_what_to_do(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.socket() as taken:  # bound but not listening: refused
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/file"
+        with pytest.raises(OSError, match=f"no network .*: download {url} by hand and put it into {tmp_path}"):
+            fetch(url, tmp_path / "file")
+
+
+def test_a_missing_page_is_said_so(tmp_path) -> None:
+    with serving({}) as server, pytest.raises(OSError, match=r"the server answered 404 \(.*\): download .* by hand"):
+        fetch(server.address + "file", tmp_path / "file")
+
+
+def test_progress_goes_to_stderr_with_and_without_tqdm(tmp_path, monkeypatch, capsys) -> None:
+    real = builtins.__import__
+
+    def without_tqdm(name, *args):
+        if name == "tqdm":
+            raise ImportError(name)
+        return real(name, *args)
+
+    with serving({"/file": CONTENT * 21}) as server:
+        fetch(server.address + "file", tmp_path / "one")
+        shown = capsys.readouterr()
+        assert "one: 100%" in shown.err and not shown.out
+        monkeypatch.setattr(builtins, "__import__", without_tqdm)
+        fetch(server.address + "file", tmp_path / "two")
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1] == "two: 2 of 2 MiB" and not shown.out
+
+
+def test_processes_wait_for_each_other(tmp_path) -> None:
+    def rank() -> None:
+        with one_at_a_time(tmp_path):
+            fetch(server.address + "file", tmp_path / "file", md5=MD5)
+
+    with serving({"/file": CONTENT}) as server:
+        threads = [threading.Thread(target=rank) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert server.asked == [("/file", 0)] and (tmp_path / "file").read_bytes() == CONTENT
+
+
+# --- archives -------------------------------------------------------------------------------------------------------
+
+
+def packed(path: Path, *members: tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for member in members:
+            member.size = len(CONTENT) if member.isfile() else 0
+            tar.addfile(member, io.BytesIO(CONTENT))
+    return path
+
+
+def test_archives_are_unpacked(tmp_path) -> None:
+    unpack(packed(tmp_path / "a.tar.gz", tarfile.TarInfo("set/one"), tarfile.TarInfo("set/two")), tmp_path)
+    assert (tmp_path / "set" / "one").read_bytes() == CONTENT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "set"]
+
+
+def test_a_cut_archive_leaves_nothing(tmp_path) -> None:
+    archive = packed(tmp_path / "a.tar.gz", tarfile.TarInfo("set/one"), tarfile.TarInfo("set/two"))
+    archive.write_bytes(archive.read_bytes()[:-300])
+    with pytest.raises(ValueError, match=r"a\.tar\.gz is damaged or cut short"):
+        unpack(archive, tmp_path)
+    assert list(tmp_path.iterdir()) == [archive]
+
+
+def test_a_full_disk_leaves_no_half_of_a_folder(tmp_path, monkeypatch) -> None:
+    def full(self, path, *_, **__):
+        (Path(path) / "set").mkdir()
+        raise OSError("No space left on device")
+
+    archive = packed(tmp_path / "a.tar.gz", tarfile.TarInfo("set/one"))
+    monkeypatch.setattr(tarfile.TarFile, "extractall", full)
+    with pytest.raises(OSError, match="No space left"):
+        unpack(archive, tmp_path)
+    assert list(tmp_path.iterdir()) == [archive]
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/ssgd-out", "set/../../out"])
+@pytest.mark.parametrize("filters", [True, False])
+def test_an_archive_stays_in_its_folder(tmp_path, name: str, filters: bool, monkeypatch) -> None:
+    if not filters:  # as on the first versions of Python 3.10
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    archive = packed(tmp_path / "a.tar.gz", tarfile.TarInfo("set/one"), tarfile.TarInfo(name))
+    with pytest.raises(ValueError, match=r"a\.tar\.gz wants to write .*out, which no data set needs"):
+        unpack(archive, tmp_path)
+    assert list(tmp_path.iterdir()) == [archive] and not Path("/tmp/ssgd-out").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_links_and_pipes_are_refused(tmp_path, kind: bytes) -> None:
+    link = tarfile.TarInfo("set/link")
+    link.type, link.linkname = kind, "/etc/passwd"
+    with pytest.raises(ValueError, match="wants to write set/link"):
+        unpack(packed(tmp_path / "a.tar.gz", link), tmp_path)
