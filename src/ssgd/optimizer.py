@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -105,6 +106,27 @@ class SSGD(Noisy):
         if self.mode == "mirror":
             raise ValueError('split() takes both signs on every rank: use mode="both", or points()')
         yield from self._over_halves(batch, [1, -1])
+
+    @torch.no_grad()
+    def both_points(self) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
+        """w + n and w − n as tensors of their own, by parameter, for passes that run at the same time.
+
+        In place of points(): w stays, the caller leaves the mean gradient in ``p.grad``, and step() follows.
+        """
+        if self.pairs > 1 or self.mode == "mirror" or not self._noisy():
+            raise ValueError('both_points() needs one pair, mode="both" and a level above 0: use points()')
+        walk = self._over([1, -1])
+        weights = self._moving_weights()
+        try:
+            self._plus()
+            plus = weights.values()
+            weights.rest()
+            weights.minus()
+            minus = weights.values()
+        finally:
+            weights.restore()
+        walk.done = len(walk.points)
+        return plus, minus
 
     def __repr__(self) -> str:
         options = f"mode={self.mode!r}, law={self.law.name!r}, pairs={self.pairs}, bn_stats={self.bn_stats!r}"

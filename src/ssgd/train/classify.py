@@ -13,7 +13,7 @@ Autocast = Callable[[], AbstractContextManager[None]]
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
-def objective(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def objective(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The mean loss, and how many answers are right."""
     logits = model(x).float()
     return F.cross_entropy(logits, y), (logits.detach().argmax(1) == y).sum()

@@ -13,8 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from ..core.parallel import is_sharded
+from .execution import Execution
+from .recipe import Recipe
 
 T = TypeVar("T")
+Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,30 +46,51 @@ def joined(device: str) -> Iterator[Ranks]:
     if "RANK" not in os.environ or dist.is_initialized():
         yield _present() if dist.is_initialized() else Ranks()
         return
-    local = int(os.environ.get("LOCAL_RANK", 0))
     if device == "cuda":
-        torch.cuda.set_device(local)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     try:
         yield _present()
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if device == "cpu":  # its closed sockets tell the others; NCCL would wait for them, who may wait for us
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def check(recipe: Recipe, execution: Execution, ranks: Ranks) -> None:
+    """Refuses what so many processes cannot do, before anything is made."""
+    if ranks.count % 2 and any(phase.method == "mirror" for phase in recipe.schedule.phases):
+        raise ValueError(
+            f"method=mirror needs an even number of processes, not {ranks.count}: use torchrun --nproc-per-node 2, say"
+        )
+    if not ranks.several:
+        return
+    if recipe.batch % ranks.count:
+        raise ValueError(
+            f"batch={recipe.batch} cannot be divided evenly among {ranks.count} processes: use a multiple of"
+            f" {ranks.count}"
+        )
+    if recipe.sync_batchnorm and execution.kind == "cpu":
+        raise ValueError("sync_batchnorm=true needs GPUs: torch has no SyncBatchNorm on the CPU")
+    if execution.graph or execution.pair:
+        raise ValueError("graph=true and pair=true are for one process: leave them out under torchrun")
 
 
 def wrap(net: nn.Module, parallel: str, sync_batchnorm: bool, device: torch.device) -> nn.Module:
     """The module to call: gradients averaged over all ranks, batch-norm by device unless asked otherwise."""
     if sync_batchnorm:
-        if device.type == "cpu":
-            raise ValueError("sync_batchnorm=true needs GPUs: torch has no SyncBatchNorm on the CPU")
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)  # type: ignore[no-untyped-call]
     if parallel == "ddp":
         return DistributedDataParallel(net, [device.index] if device.type == "cuda" else None)
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for child in net.children():
-        if any(True for _ in child.parameters()):
-            fully_shard(child)
-    fully_shard(net)
+        if any(True for _ in child.parameters()) and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            fully_shard(child, mesh=mesh)
+    fully_shard(net, mesh=mesh)
     return net
 
 
@@ -81,6 +108,21 @@ def total(sums: Tensor) -> Tensor:
     return sums
 
 
+def of_each_rank(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """A row for each rank, on all of them."""
+    rows = [torch.empty_like(tensor) for _ in range(ranks.count)]
+    if ranks.several:
+        dist.all_gather(rows, tensor)
+    else:
+        rows[0].copy_(tensor)
+    return torch.stack(rows)
+
+
+def any_rank(yes: bool, ranks: Ranks, device: torch.device | str) -> bool:
+    """Whether any rank says yes; all must ask."""
+    return bool(total(torch.tensor(float(yes), device=device))) if ranks.several else yes
+
+
 def by_first(ranks: Ranks, work: Callable[[], T]) -> T:
     """What ``work()`` gives on rank 0, for all ranks. Where it fails there, all end."""
     if not ranks.several:
@@ -96,30 +138,51 @@ def by_first(ranks: Ranks, work: Callable[[], T]) -> T:
     return held[0]  # type: ignore[no-any-return]
 
 
-def whole_state(net: nn.Module, opt: Optimizer, sharded: bool) -> dict[str, Any]:
-    """Weights and optimizer, gathered from all shards; independent of how many ranks there are."""
-    if not sharded:
-        return {"model": net.state_dict(), "optimizer": opt.state_dict()}
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+def in_step(
+    batches: Iterator[Batch], net: nn.Module, spare: Callable[[], Tensor], ranks: Ranks, device: torch.device
+) -> Iterator[Batch]:
+    """``batches``, and where other ranks have more of them a pass with ``spare()``: shards are gathered by all."""
+    for batch in batches:
+        any_rank(True, ranks, device)
+        yield batch
+    while any_rank(False, ranks, device):
+        net(spare())
 
-    model, optimizer = get_state_dict(net, opt, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    return {"model": model, "optimizer": optimizer}
+
+def whole_state(net: nn.Module, opt: Optimizer) -> dict[str, Any]:
+    """Weights and optimizer with their shards put together, for any number of ranks. All must call it.
+
+    Not torch's ``get_state_dict``, which drops what a method adds to ``opt.state_dict()``.
+    """
+    found: dict[str, Any] = pytree.tree_map(_whole, {"model": dict(net.state_dict()), "optimizer": opt.state_dict()})
+    return found
 
 
-def load_whole_state(net: nn.Module, opt: Optimizer, state: dict[str, Any], sharded: bool) -> None:
-    if not sharded:
-        net.load_state_dict(state["model"])
-        opt.load_state_dict(state["optimizer"])
-        return
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+def load_whole_state(net: nn.Module, opt: Optimizer, state: dict[str, Any]) -> None:
+    """Each rank takes its shards, where the net has any."""
+    net.load_state_dict({name: _laid_out(state["model"][name], like) for name, like in net.state_dict().items()})
+    parameters = [p for group in opt.param_groups for p in group["params"]]
+    entries = {
+        i: pytree.tree_map(lambda value, like=parameters[i]: _laid_out(value, like), entry)
+        for i, entry in state["optimizer"]["state"].items()
+    }
+    opt.load_state_dict({**state["optimizer"], "state": entries})
 
-    set_state_dict(
-        net,
-        opt,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=StateDictOptions(full_state_dict=True),
-    )
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor().cpu() if is_sharded(value) else value
+
+
+def _laid_out(value: Any, like: Tensor) -> Any:
+    """``value`` cut and strided as ``like`` is, if it has its shape."""
+    if not isinstance(value, Tensor) or value.shape != like.shape:
+        return value
+    if is_sharded(like):
+        from torch.distributed.tensor import distribute_tensor
+
+        where, how = like.device_mesh, like.placements  # type: ignore[attr-defined]
+        return distribute_tensor(value.to(like.device), where, how, src_data_rank=None)
+    return torch.empty_like(like, dtype=value.dtype).copy_(value)  # fused optimizers take no mixture of strides
 
 
 def _present() -> Ranks:

@@ -7,15 +7,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from .distributed import Ranks, joined
+from .distributed import Ranks, any_rank, by_first, check, joined
 from .execution import Execution, set_up, settled
 from .job import Job, Sources
 from .progress import Progress
 from .recipe import Recipe
+from .run import Diverged
 
 
 class Stopped(Exception):
@@ -46,11 +48,13 @@ def compare(recipes: Sequence[Recipe], execution: Execution | None = None) -> li
 
 
 def _all_jobs(recipes: Sequence[Recipe], execution: Execution, ranks: Ranks) -> list[Job]:
+    for recipe in recipes:
+        by_first(ranks, partial(check, recipe, execution, ranks))
     precisions = {settled(recipe, execution.kind).precision for recipe in recipes}
     if len(precisions) > 1:
         raise ValueError(f"one process trains in one precision, not in {' and '.join(sorted(precisions))}")
     set_up(settled(recipes[0], execution.kind), execution)
-    with Progress(shown=execution.progress and ranks.first, tensorboard=execution.tensorboard) as progress:
+    with Progress(execution.progress and ranks.first, execution.tensorboard and ranks.first) as progress:
         jobs = [Job(recipe, seed, execution, ranks, progress.say) for recipe in recipes for seed in recipe.seeds]
         if len({job.folder for job in jobs}) < len(jobs):
             raise ValueError("two recipes have the same name and would share a folder: give each a name of its own")
@@ -65,9 +69,13 @@ def drive(
 ) -> None:
     """A step of each live job in turn, until all are over."""
     waiting, live = deque(jobs), deque[Job]()
+
+    def asked() -> bool:
+        return any_rank(stop() is not None, jobs[0].ranks, jobs[0].execution.kind)
+
     try:
         while waiting or live:
-            while waiting and len(live) < at_once and stop() is None:
+            while waiting and len(live) < at_once and not asked():
                 job = waiting.popleft()
                 with alone(job, waiting if live else None):
                     job.begin(sources)
@@ -81,7 +89,7 @@ def drive(
                 if job.over:
                     live.remove(job)
                     progress.end(job)
-            if all(job.stopped for job in live) and (live or stop() is not None):
+            if all(job.stopped for job in live) if live else waiting and asked():
                 raise Stopped(stop() or signal.SIGTERM)  # another rank may have had the signal
     finally:
         for job in jobs:
@@ -93,27 +101,28 @@ def alone(job: Job, waiting: deque[Job] | None = None) -> Iterator[None]:
     """What goes wrong inside is this job's own. Without room for it beside others it waits for theirs."""
     try:
         yield
-    except torch.cuda.OutOfMemoryError as problem:
-        job.close()
-        torch.cuda.empty_cache()
-        if waiting is None:
-            job.failure = problem
-        else:
-            waiting.append(job)
     except Exception as problem:
-        if job.ranks.several:
-            raise  # the other ranks wait: all must end
-        job.failure = problem
+        if job.ranks.several and not isinstance(problem, Diverged):  # which all ranks see alike
+            raise  # the others wait: all must end
         job.close()
+        if isinstance(problem, torch.cuda.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            if waiting is not None:
+                waiting.append(job)
+                return
+        job.failure = problem
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], int | None]]:
-    """SIGINT and SIGTERM are noted, for the loop to end after its step; a second one ends at once."""
+    """SIGINT and SIGTERM are noted, for the loop to end after its step; a second SIGINT ends at once.
+
+    A second SIGTERM does not: a cluster's comes to every process, and then once more from ``torchrun``.
+    """
     caught: list[int] = []
 
     def note(number: int, _: Any) -> None:
-        if caught:
+        if caught and number == signal.SIGINT:
             raise KeyboardInterrupt
         caught.append(number)
 

@@ -29,6 +29,8 @@ class Execution:
     """torch.compile the passes; None: on one GPU."""
     graph: bool | None = None
     """The step as a CUDA graph; None: on one GPU."""
+    pair: bool | None = None
+    """S-SGD's two passes at the same time; None: on one GPU."""
     deterministic: bool = False
     """Only operations that give the same bits every time."""
     at_once: int = 12
@@ -72,8 +74,8 @@ def settled(recipe: Recipe, device: str) -> Recipe:
     bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     precision = recipe.precision if recipe.precision != "auto" else "bf16" if bf16 else "fp32"
     settings = registry.get(recipe.method).settings
-    level = settings[0].default if recipe.level is None and settings else recipe.level
-    return replace(recipe, precision=precision, level=level)
+    level = settings[0].default if settings and recipe.level is None else recipe.level
+    return replace(recipe, precision=precision, level=level if settings else None)
 
 
 def set_up(recipe: Recipe, execution: Execution) -> None:

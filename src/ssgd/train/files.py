@@ -65,15 +65,16 @@ def write_whole(path: str | Path, data: bytes | Callable[[BinaryIO], object]) ->
 
 def append_line(path: str | Path, text: str) -> None:
     """``text`` as the last line of a file; where the disk refuses, the file stays as it was."""
-    path, rest = Path(path), memoryview(f"{text}\n".encode())
+    path, line = Path(path), f"{text}\n".encode()
     with explained(path), open(path, "ab", buffering=0) as file:
-        before = file.tell()
+        before, written = file.tell(), 0
         try:
-            while rest:  # a disk that is filling up takes a part first and says no to the rest
-                rest = rest[file.write(rest) :]
+            while written < len(line):  # a disk that is filling up takes a part first and says no to the rest
+                written += file.write(line[written:])
             os.fsync(file.fileno())
         except OSError:
-            file.truncate(before)
+            if os.fstat(file.fileno()).st_size == before + written:  # else another process wrote after us
+                file.truncate(before)
             raise
 
 

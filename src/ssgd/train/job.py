@@ -77,13 +77,17 @@ class Job:
             ranks,
             compiled=one_gpu if execution.compile is None else execution.compile,
             graph=one_gpu if execution.graph is None else execution.graph,
+            pair=one_gpu if execution.pair is None else execution.pair,
             say=self.say,
         )
         if saved is not None:
             self.run.load(saved)
         if self.ranks.first:
             self.directory.rewrite_metrics(self.run.history)
+            self.directory.add_timing({"epoch": self.run.epoch, "seconds": 0.0})
         self._saved = self._began = time.monotonic()
+        if self.run.done:  # cut between its last checkpoint and its result
+            self._finish(self.run)
 
     def advance(self) -> float:
         """One step, and what is due after it. Returns the images passed, forward and backward."""
@@ -145,9 +149,9 @@ class Job:
     def _finish(self, run: Run) -> None:
         seconds = sum(self._stretches())
         result = self._row(run, seconds)
-        state = run.state()
+        weights = run.weights()
         if self.ranks.first:
-            write_safetensors(self.folder / "weights.safetensors", state["model"])
+            write_safetensors(self.folder / "weights.safetensors", weights)
             self.directory.write_result(result)
             if self.execution.results is not None:
                 Path(self.execution.results).parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..methods import registry
 
-STEP = re.compile(r"(\d+)(?:(S)|\(([a-z0-9-]+)(?::([0-9.e+-]+))?\))?")
+NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+STEP = re.compile(rf"(\d+)(?:(S)|\(([a-z0-9-]+)(?::({NUMBER}))?\))?")
 RESTARTS = re.compile(r"(\d+)\*(\d+)(S?)")
 
 
@@ -101,11 +102,13 @@ def parse(
     epochs, cut at ``epochs``; ``10*2S`` the same under ``method``. ``lr`` has one rate for all phases or one for each;
     with ``anneal="cosine"`` the first of them falls to 0 over the whole training.
     """
-    times = registry.get(method).epochs
+    times, text = registry.get(method).epochs, text.replace(" ", "")
     if restarts := RESTARTS.fullmatch(text):
         first, factor, _ = restarts.groups()
         if epochs is None:
             raise ValueError(f"phases={text} has no end of its own: give epochs=300, say")
+        if anneal != "steps":
+            raise ValueError(f"phases={text} anneals by cosines of its own: leave out anneal={anneal}")
         found = _cycles(int(first), int(factor), round(epochs * times), lr[0], method, level)
         return Schedule(found, warm_up)
     if registry.get(method).warm_restarts:
@@ -136,7 +139,7 @@ def parse(
 
 def _cut(text: str) -> list[str]:
     """At the hyphens between phases, not those in names of methods."""
-    return re.split(r"-(?![^(]*\))", text.replace(" ", ""))
+    return re.split(r"-(?![^(]*\))", text)
 
 
 def _cycles(first: int, factor: int, epochs: int, lr: float, method: str, level: float | None) -> tuple[Phase, ...]:

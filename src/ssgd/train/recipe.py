@@ -165,15 +165,17 @@ Configuration = typing.TypeVar("Configuration")
 def override(config: Configuration, changes: Iterable[str]) -> Configuration:
     """A copy of a frozen dataclass with ``key=value`` texts applied, read by the field's type."""
     hints = typing.get_type_hints(type(config))
+    nested = {key for key in hints if isinstance(getattr(config, key), Mapping)}
     values: dict[str, Any] = {}
     for change in changes:
         key, equals, text = change.partition("=")
         key = key.strip().replace("-", "_")
         name, _, inner = key.partition(".")
-        if not equals or name not in hints:
-            raise ValueError(f"cannot use {change!r}: write key=value with one of the keys {', '.join(hints)}")
+        if not equals or name not in hints or bool(inner) != (name in nested):
+            keys = ", ".join(f"{key}.NAME" if key in nested else key for key in hints)
+            raise ValueError(f"cannot use {change!r}: write key=value with one of the keys {keys}")
         if inner:
-            values[name] = {**values.get(name, getattr(config, name)), inner: float(text)}
+            values[name] = {**values.get(name, getattr(config, name)), inner: read_value(key, float, text)}
         elif key == "method" and ":" in text:
             values["method"], _, level = text.partition(":")
             values["level"] = read_value("level", float, level)

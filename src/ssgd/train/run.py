@@ -8,8 +8,7 @@ ran beside it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from itertools import islice
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,8 +25,9 @@ from ..data.registry import Source
 from ..methods import registry
 from ..methods.averaging import Averaging
 from . import classify
-from .distributed import Ranks, load_whole_state, same_buffers, total, whole_state, wrap
-from .graphs import GraphStep
+from .distributed import Ranks, in_step, load_whole_state, of_each_rank, same_buffers, total, whole_state, wrap
+from .graphs import GraphStep, unchanged
+from .pair import PairStep, can_pair
 from .phases import Phase
 from .recipe import Recipe
 from .steps import Step
@@ -53,10 +53,11 @@ class Run:
         *,
         compiled: bool = False,
         graph: bool = False,
+        pair: bool = False,
         say: Any = print,
     ) -> None:
         self.recipe, self.seed, self.source, self.device, self.ranks = recipe, seed, source, device, ranks
-        self.graph, self.say = graph, say
+        self.compiled, self.graph, self.pair, self.say = compiled, graph, pair, say
         self.schedule = recipe.schedule
         self.epoch, self.step_in_epoch = 0, 0
         self.steps = source.steps(recipe.batch)
@@ -77,6 +78,7 @@ class Run:
         self.opt: Wrapper | None = None
         self._step: Step | GraphStep | None = None
         self._rate: float | None = None  # what the tensor lr holds
+        self._settled = not ranks.several or self.sharded
         self._take_up(self.phase)
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))
@@ -98,11 +100,12 @@ class Run:
 
     def step(self) -> None:
         """The next batch. At the end of an epoch, finish_epoch() must follow."""
-        epoch = self.source.epoch(self.seed, self.epoch)
-        x, y = epoch.batch(self.step_in_epoch, self.recipe.batch, self.ranks.rank, self.ranks.count)
-        with self._on_stream(x, y):
+        x, y = self._batch()
+        with self._on_stream():
             self._set_lr(self.schedule.lr(self.epoch + self.step_in_epoch / self.steps))
             self._seed_layers()
+            if not self._settled:
+                self._settle(x, y)
             if self._step is None:
                 self._step = self._captured(x, y)
             self._step(x, y)
@@ -136,24 +139,30 @@ class Run:
         ranks = self.ranks
         batches = self.source.test_batches if part == "test" else self.source.clean_train_batches
         with self._on_stream(), self._evaluated_net() as net:
-            sums = classify.count(net, batches(rank=ranks.rank, ranks=ranks.count), self._autocast, self.device)
+            mine = batches(rank=ranks.rank, ranks=ranks.count)
+            if self.sharded:
+                mine = in_step(mine, net, lambda: next(batches(size=1))[0], ranks, self.device)
+            sums = classify.count(net, mine, self._autocast, self.device)
             return classify.summary(total(sums) if ranks.several else sums, part, self.source.classes)
+
+    def weights(self) -> dict[str, Tensor]:
+        """What was judged: the net, or the average where there is one. Every rank must call it."""
+        average = self._average
+        return self.state()["model"] if average is None else average.state_dict()
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that decides how the run goes on, for any number of ranks. With FSDP every rank must call it."""
+        """All that decides how the run goes on, for any number of ranks, of which every one must call it."""
         assert self.opt is not None
         with self._on_stream():
-            found = whole_state(self.net, self.opt, self.sharded)
-            sums = total(self.sums) if self.ranks.several else self.sums.clone()
             return {
                 "format": FORMAT,
                 "epoch": self.epoch,
                 "step": self.step_in_epoch,
-                "sums": sums,
+                "sums": of_each_rank(self.sums, self.ranks),
                 "history": self.history,
-                **found,
+                **whole_state(self.net, self.opt),
             }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -164,12 +173,44 @@ class Run:
         self._take_up(self.phase)
         assert self.opt is not None
         with self._on_stream():
-            load_whole_state(self.net, self.opt, state, self.sharded)
-            self.sums.copy_(state["sums"] if self.ranks.first else torch.zeros_like(self.sums))
+            load_whole_state(self.net, self.opt, state)
+            rows = list(state["sums"])
+            if len(rows) != self.ranks.count:  # cut with another number of ranks: the first goes on from their sum
+                rows = [state["sums"].sum(0)] + [torch.zeros(3)] * (self.ranks.count - 1)
+            self.sums.copy_(rows[self.ranks.rank])
             for group in self.opt.param_groups:
                 group["lr"] = self.lr  # the tensor that a graph reads, not a loaded copy
 
     # --- below here: how --------------------------------------------------------------------------------------------
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        """This rank's part of the next batch; where halves matter a part of each, as they are for one process."""
+        size, ranks = self.recipe.batch, self.ranks
+        if not self.method.halves or not ranks.several or size % (2 * ranks.count):
+            return self._part(self.epoch, self.step_in_epoch, size, ranks)
+        parts = [self._part(self.epoch, 2 * self.step_in_epoch + i, size // 2, ranks) for i in (0, 1)]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+    def _part(self, epoch: int, step: int, size: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
+        """Made on the device's default stream, where runs share what is made, and waited for on this run's own."""
+        with nullcontext() if self.stream is None else torch.cuda.stream(torch.cuda.default_stream(self.device)):
+            x, y = self.source.epoch(self.seed, epoch).batch(step, size, ranks.rank, ranks.count)
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.default_stream(self.device))
+            x.record_stream(self.stream)
+            y.record_stream(self.stream)
+        return x, y
+
+    def _settle(self, x: Tensor, y: Tensor) -> None:
+        """A pass that leaves no trace, for DDP: it lays its buckets out anew after the first one, and the bits of sums
+        over ranks depend on the layout. A run taken up would otherwise go on with other bits than one never cut.
+        """
+        assert self.opt is not None
+        with unchanged(self.net, self.opt, self.sums):
+            with self._autocast():
+                loss, _ = self.objective(self.model, x, y)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._settled = True
 
     def _take_up(self, phase: Phase) -> None:
         """The phase's method around the base, which keeps its momentum."""
@@ -187,9 +228,15 @@ class Run:
             self.opt = self.method.make(base, model=self.model, **self.method.fixed)
         else:
             self.opt = self.method.build(base, self.model, **options)
-        step = Step(self.method, self.opt, self.model, self.objective, self._autocast, self.sums)
-        self._eager = step
-        self._step = None if self.graph else step
+        self._eager = self._make_step()
+        self._step = None if self.graph else self._eager
+
+    def _make_step(self) -> Step:
+        assert self.opt is not None
+        if self.pair and can_pair(self.opt, self.model):
+            plain = classify.objective
+            return PairStep(self.method, self.opt, self.model, plain, self._autocast, self.sums, compiled=self.compiled)
+        return Step(self.method, self.opt, self.model, self.objective, self._autocast, self.sums)
 
     def _noise_options(self) -> dict[str, Any]:
         recipe = self.recipe
@@ -206,13 +253,13 @@ class Run:
 
     def _transform(self) -> None:
         """Dropout and its like are part of the model, in all phases or none."""
-        names = {phase.method for phase in self.schedule.phases}
-        for method in map(registry.get, sorted(names)):
+        kinds = dict.fromkeys((phase.method, phase.level) for phase in self.schedule.phases)
+        for name, level in kinds:
+            method = registry.get(name)
             if method.transform is None:
                 continue
-            if len(names) > 1:
-                raise ValueError(f"{method.name} changes the model and so needs all phases for itself")
-            level = self.recipe.level
+            if len(kinds) > 1:
+                raise ValueError(f"{name} changes the model and so needs all phases for itself, at one level")
             method.transform(self.net, method.settings[0].default if level is None else level)
 
     def _base(self) -> Optimizer:
@@ -265,30 +312,22 @@ class Run:
             self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16", cache_enabled=False
         )
 
-    @contextmanager
-    def _on_stream(self, *tensors: Tensor) -> Iterator[None]:
-        """This run's own stream, after what was asked for on the current one; ``tensors`` come from there."""
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            for tensor in tensors:
-                tensor.record_stream(self.stream)
-            yield
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     @contextmanager
     def _evaluated_net(self) -> Iterator[nn.Module]:
         """The net as it is judged: clean weights, or their average; running statistics of rank 0, or recomputed."""
-        net: nn.Module = self.net
-        again = self.recipe.recompute_bn
-        if isinstance(self.opt, Averaging) and self.opt.averaged.n_averaged > 0:
-            net, again = self.opt.averaged.module, True
-        if self.ranks.several:
-            same_buffers(net)
+        average = self._average
+        net = self.net if average is None else average
+        again = self.recipe.recompute_bn or average is not None
         kept = [buffer.clone() for buffer in net.buffers()]
         if again:
-            recompute_bn(net, self._batches_for_bn())
+            self._seed_layers()
+            with self._autocast():
+                recompute_bn(net, self._batches_for_bn())
+        if self.ranks.several:
+            same_buffers(net)
         try:
             yield net
         finally:
@@ -297,13 +336,17 @@ class Run:
                     for buffer, value in zip(net.buffers(), kept, strict=True):
                         buffer.copy_(value)
 
+    @property
+    def _average(self) -> nn.Module | None:
+        """The mean of the weights, of the methods that take one."""
+        opt = self.opt
+        return opt.averaged.module if isinstance(opt, Averaging) and opt.averaged.n_averaged > 0 else None
+
     def _batches_for_bn(self) -> Iterator[Tensor]:
         """Augmented images of the epoch just trained, the same on all ranks."""
-        epoch = self.source.epoch(self.seed, self.epoch - 1)
-        wanted = max(1, min(self.steps, IMAGES_FOR_BN // self.recipe.batch))
-        for step in islice(range(self.steps), wanted):
-            with self._autocast():
-                yield epoch.batch(step, self.recipe.batch)[0]
+        size = self.recipe.batch
+        for step in range(max(1, min(self.steps, IMAGES_FOR_BN // size))):
+            yield self._part(self.epoch - 1, step, size, Ranks())[0]
 
 
 def issubclass_of(make: Any, kind: type) -> bool:

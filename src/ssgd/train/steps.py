@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ..core.wrapper import Wrapper
 from ..methods.registry import Method
+from .counters import BatchCounters
 
-Objective = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
+Objective = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Step:
@@ -35,14 +36,24 @@ class Step:
         self.objective = objective
         self.autocast = autocast
         self.sums = sums
+        self.counters = BatchCounters(model)
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
-        for point, (xb, yb) in self.method.batches(self.opt, x, y):
-            with point:
-                with self.autocast():
-                    loss, right = self.objective(self.model, xb, yb)
-                loss.backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                self.sums += torch.stack([loss.detach() * len(yb), right.to(loss), torch.full_like(loss, len(yb))])
+        passes = 0
+        with self.counters.held():
+            for point, (xb, yb) in self.method.batches(self.opt, x, y):
+                with point:
+                    with self.autocast():
+                        loss, right = self.objective(self.model, xb, yb)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                self.sums += counted(loss, right, yb)
+                passes += 1
+        self.counters.add({"once": 1, "first": 1, "none": 0}.get(getattr(self.opt, "bn_stats", "both"), passes))
         self.opt.step()
         self.opt.zero_grad()
+
+
+@torch.no_grad()
+def counted(loss: Tensor, right: Tensor, y: Tensor) -> Tensor:
+    """What a pass adds to the sums."""
+    return torch.stack([loss.detach() * len(y), right.to(loss), torch.full_like(loss, len(y))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from .run import Diverged
 def show(recipes: Recipe | Sequence[Recipe], execution: Execution) -> int:
     """Train, and print what came out: 1 if a run failed."""
     recipes = [recipes] if isinstance(recipes, Recipe) else list(recipes)
-    for recipe in recipes:
+    for recipe in recipes if speaks() else ():
         print(recipe, file=sys.stderr)
     jobs = compare(recipes, execution)
     if not jobs[0].ranks.first:
@@ -68,17 +69,29 @@ def ended(work: Callable[[], int]) -> int:
     try:
         return work()
     except Stopped as stopped:
-        print(f"{stopped}; all is saved. The same command goes on: {shlex.join(sys.orig_argv)}", file=sys.stderr)
+        if speaks():
+            print(f"{stopped}; all is saved. {how_to_go_on()}", file=sys.stderr)
         return 128 + stopped.number
     except KeyboardInterrupt:
-        print(
-            f"interrupted. The same command goes on from the last checkpoint: {shlex.join(sys.orig_argv)}",
-            file=sys.stderr,
-        )
+        print(f"interrupted, going back to the last checkpoint. {how_to_go_on()}", file=sys.stderr)
         return 130
     except (ValueError, ImportError, OSError, Diverged) as problem:
         print(f"ssgd: {explained(problem)}", file=sys.stderr)
         return 2 if isinstance(problem, ValueError) else 1
+
+
+def speaks() -> bool:
+    """Whether this is the one of ``torchrun``'s processes that says what all of them would."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def how_to_go_on() -> str:
+    """The command, where this process knows it: ``torchrun`` gave it another than its own."""
+    return (
+        "The same torchrun command goes on."
+        if "RANK" in os.environ
+        else f"The same command goes on: {shlex.join(sys.orig_argv)}"
+    )
 
 
 def explained(problem: BaseException) -> str:

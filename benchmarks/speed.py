@@ -1,0 +1,257 @@
+"""How fast whole trainings go on one GPU: the engine's steps, one run and many, against SAM and the limits.
+
+    PYTHONPATH=src python benchmarks/speed.py --out benchmarks/results/speed-cuda.json [--only NAME …]
+
+Every run goes through the engine as `ssgd train` drives it: augmentation, schedule and metrics included. The images are
+random bytes, which no kernel can tell from real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from measure import Row, ratio, report, spread
+from ssgd import models
+from ssgd.data.images import ImageSet
+from ssgd.data.on_device import DeviceImages
+from ssgd.train.distributed import Ranks
+from ssgd.train.execution import Execution, set_up, settled
+from ssgd.train.recipe import Recipe
+from ssgd.train.run import Run
+
+DEVICE = torch.device("cuda", 0)
+ROUNDS = 7
+
+
+def main() -> None:
+    options = parse_options()
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark measures a GPU, and torch sees none here")
+    bench = Bench(options)
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "resnet20": bench.resnet20,
+        "packed": bench.packed,
+        "wrn28_4": bench.wrn,
+        "sam": bench.sam,
+        "first_step": first_step,
+    }
+    rows: list[Row] = []
+    for name, part in parts.items():
+        if not options.only or name in options.only:
+            rows += part()
+            report(rows, DEVICE, options.out)
+    if options.profile:
+        bench.profile(options.profile)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/speed-cuda.json"))
+    parser.add_argument("--only", nargs="+", default=[], help="resnet20, packed, wrn28_4, sam, first_step")
+    parser.add_argument("--profile", type=Path, help="a folder for kernel tables of one step")
+    parser.add_argument("--packs", nargs="+", type=int, default=[6, 12, 18], help="how many runs side by side")
+    parser.add_argument("--eager", action="store_true", help="no torch.compile")
+    return parser.parse_args()
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        labels = torch.randint(0, 100, (50_000,), generator=generator)
+        self.source = DeviceImages(
+            ImageSet("random", images, labels, images[:1000], labels[:1000], 100), DEVICE, torch.bfloat16
+        )
+        self.recipe = settled(Recipe(model="resnet20", phases="1000", lr=(0.1,)), "cuda")
+        set_up(self.recipe, Execution())
+
+    def run(self, method: str, model: str = "resnet20", pair: bool = True, seed: int = 0, batch: int = 128) -> Run:
+        """A run, warmed up: compiled and captured."""
+        name, _, level = method.partition(":")
+        recipe = replace(self.recipe, model=model, method=name, level=float(level) if level else None, batch=batch)
+        run = Run(
+            recipe,
+            seed,
+            self.source,
+            DEVICE,
+            Ranks(),
+            compiled=not self.options.eager,
+            graph=True,
+            pair=pair,
+            say=print,
+        )
+        began = time.perf_counter()
+        for _ in range(3):
+            step(run)
+        torch.cuda.synchronize()
+        print(
+            f"ready: {model} {method}{'' if pair else ', one after the other'}, {time.perf_counter() - began:.1f} s",
+            flush=True,
+        )
+        return run
+
+    def resnet20(self) -> list[Row]:
+        runs = {
+            "sgd": self.run("sgd"),
+            "both": self.run("ssgd:0.2"),
+            "both_in_turn": self.run("ssgd:0.2", pair=False),
+            "split": self.run("split:0.15"),
+            "split_in_turn": self.run("split:0.15", pair=False),
+            "halves": self.run("halves"),
+        }
+        times = in_turn({name: lambda run=run: step(run) for name, run in runs.items()}, 390)
+        rate = [128 / t for t in times["sgd"]]
+        found = [Row("resnet20_sgd_images_per_s", statistics.median(rate), "images/s", ROUNDS, spread(rate))]
+        found += [ratio(f"resnet20_{name}_over_sgd", times[name], times["sgd"]) for name in runs if name != "sgd"]
+        self.kept = runs
+        return found
+
+    def packed(self) -> list[Row]:
+        """Many SGD runs side by side, each with its own graph and stream."""
+        found, runs = [], []
+        for count in self.options.packs:
+            while len(runs) < count:
+                runs.append(self.run("sgd", seed=len(runs) % 4))
+            times = in_turn({"all": lambda: [step(run) for run in runs]}, 100)["all"]
+            rate = [count * 128 / t for t in times]
+            found.append(
+                Row(f"resnet20_packed_{count}_per_s", statistics.median(rate), "images/s", ROUNDS, spread(rate))
+            )
+        best = max(found, key=lambda row: row.value)
+        return [*found, replace(best, name="resnet20_packed_per_s")]
+
+    def wrn(self) -> list[Row]:
+        runs = {
+            "sgd": self.run("sgd", "wrn28-4"),
+            "both": self.run("ssgd:0.2", "wrn28-4"),
+            "both_in_turn": self.run("ssgd:0.2", "wrn28-4", pair=False),
+            "split": self.run("split:0.15", "wrn28-4"),
+            "split_in_turn": self.run("split:0.15", "wrn28-4", pair=False),
+        }
+        times = in_turn({name: lambda run=run: step(run) for name, run in runs.items()}, 60)
+        rate = [128 / t for t in times["sgd"]]
+        found = [Row("wrn28_4_sgd_images_per_s", statistics.median(rate), "images/s", ROUNDS, spread(rate))]
+        return found + [ratio(f"wrn28_4_{name}_over_sgd", times[name], times["sgd"]) for name in runs if name != "sgd"]
+
+    def sam(self) -> list[Row]:
+        both, graph = self.run("ssgd:0.2"), self.run("sam:0.05")
+        steps = {"both": lambda: step(both), "graph": lambda: step(graph)}
+        eager = self.eager_sam()
+        if eager is not None:
+            steps["eager"] = eager
+        times = in_turn(steps, 100)
+        return [ratio(f"sam_{name}_over_both", times[name], times["both"]) for name in steps if name != "both"]
+
+    def eager_sam(self) -> Callable[[], None] | None:
+        """pytorch_optimizer's SAM as its documentation has it: two passes, first and second step."""
+        try:
+            from pytorch_optimizer import SAM
+        except ImportError:
+            print("pytorch_optimizer is not installed: its SAM is left out")
+            return None
+        net = models.build("resnet20", 100).to(DEVICE).to(memory_format=torch.channels_last)
+        opt = SAM(net.parameters(), torch.optim.SGD, rho=0.05, lr=0.1, momentum=0.9, weight_decay=1e-4)
+        epoch = self.source.epoch(0, 0)
+        at = 0
+
+        def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cuda", torch.bfloat16):
+                return F.cross_entropy(net(x), y)
+
+        def one() -> None:
+            nonlocal at
+            x, y = epoch.batch(at % 390, 128)
+            at += 1
+            loss(x, y).backward()
+            opt.first_step(zero_grad=True)
+            loss(x, y).backward()
+            opt.second_step(zero_grad=True)
+
+        return one
+
+    def profile(self, folder: Path) -> None:
+        """The kernels of a step, by time."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("sgd", "ssgd:0.2", "split:0.15"):
+            run = self.run(name)
+            kernels: dict[str, list[float]] = defaultdict(list)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+                for _ in range(10):
+                    step(run)
+                torch.cuda.synchronize()
+            for event in profiled.events() or ():
+                if event.device_type == torch.autograd.DeviceType.CUDA:
+                    kernels[event.name].append(event.device_time)
+            table = sorted(kernels.items(), key=lambda item: -sum(item[1]))
+            lines = [
+                f"{sum(t) / 10:9.1f} us {len(t) / 10:6.1f} calls {statistics.mean(t):7.2f} us each  {k[:150]}"
+                for k, t in table
+            ]
+            total = sum(map(sum, kernels.values())) / 10
+            (folder / f"{name.replace(':', '-')}.txt").write_text(
+                f"{total:.1f} us of kernels a step, {sum(map(len, kernels.values())) / 10:.0f} kernels\n"
+                + "\n".join(lines)
+            )
+
+
+def step(run: Run) -> None:
+    run.step()
+    if run.epoch_is_over:
+        run.epoch, run.step_in_epoch = run.epoch + 1, 0
+
+
+def in_turn(steps: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
+    """Seconds a step, over ``count`` steps at a time, all taking turns; the first round does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(ROUNDS + 1):
+        for name, one in steps.items():
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(count):
+                one()
+            torch.cuda.synchronize()
+            seconds[name].append((time.perf_counter() - began) / count)
+    return {name: found[1:] for name, found in seconds.items()}
+
+
+def first_step() -> list[Row]:
+    """Seconds from the command to the end of its first epoch's first step, with nothing compiled before."""
+    code = (
+        "import time; began = time.time()\n"
+        "import torch\n"
+        "from speed import Bench, parse_options\n"
+        "import sys; sys.argv = ['speed']\n"
+        "bench = Bench(parse_options()); bench.run('split:0.15'); print('FIRST', time.time() - began)\n"
+    )
+    found = []
+    for name, repeats in (("first_step_s", 1), ("first_step_cached_s", 1)):
+        if name == "first_step_s":
+            cache = tempfile.mkdtemp()
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache + "/triton"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=Path(__file__).parent, env=environment, capture_output=True, text=True
+        )
+        line = next((line for line in done.stdout.splitlines() if line.startswith("FIRST")), None)
+        if line is None:
+            print(done.stdout[-2000:], done.stderr[-2000:])
+            continue
+        found.append(Row(name, float(line.split()[1]), "s", repeats))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""S-SGD's two passes at the same time: they depend on each other in nothing.
+
+Both weight sets are held, w + n and w − n, and two sets of gradients. SAM cannot do this: where its second pass goes is
+known only after the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+
+from ..core.halves import halves
+from ..core.wrapper import Wrapper
+from ..optimizer import SSGD
+from .steps import Objective, Step, counted
+
+Weights = dict[str, Tensor]
+
+
+def can_pair(opt: Wrapper, model: nn.Module) -> bool:
+    """Whether the passes may run at the same time and leave what they leave one after the other."""
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    known = {id(b) for norm in norms for b in norm.buffers(recurse=False)}
+    return (
+        isinstance(opt, SSGD)
+        and opt.mode == "both"
+        and opt.pairs == 1
+        and opt.bn_stats == "both"
+        and opt.rng == "independent"
+        and all(norm.momentum is not None for norm in norms)
+        and all(id(b) in known for b in model.buffers())
+        and all(group["noise"] > 0 for group in opt.param_groups)
+    )
+
+
+class PairStep(Step):
+    """A Step whose passes run on two streams, forked and joined; in a CUDA graph they become two branches.
+
+    Weights are bitwise those of the passes one after the other. Running statistics take the + pass's batch, then the
+    − pass's, as there, up to rounding.
+    """
+
+    def __init__(self, *arguments: Any, compiled: bool = False) -> None:
+        super().__init__(*arguments)
+        self.objective_at = torch.compile(objective_at, dynamic=False) if compiled else objective_at
+        norms = [(name, m) for name, m in self.model.named_modules() if isinstance(m, _NormBase)]
+        own = {f"{name}.{b}".lstrip("."): (m, t) for name, m in norms for b, t in m.named_buffers(recurse=False)}
+        self.statistics = {name: t for name, (_, t) in own.items() if t.is_floating_point()}
+        self.keeps = [1 - float(own[name][0].momentum or 0) for name in self.statistics]
+        self.moved = [{name: torch.empty_like(t) for name, t in self.statistics.items()} for _ in range(2)]
+        self.streams: list[torch.cuda.Stream] = []
+        if self.sums.is_cuda:
+            self.streams = [torch.cuda.Stream(self.sums.device) for _ in range(2)]  # type: ignore[no-untyped-call]
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        parts: Sequence[tuple[Any, float]] = halves((x, y)) if self.method.halves else [((x, y), 0.5)] * 2
+        assert isinstance(self.opt, SSGD)
+        sets = [self._leaves(moved) for moved in self.opt.both_points()]
+        found = []
+        with self.counters.held():
+            for i, ((xb, yb), _) in enumerate(parts):
+                with self._branch(i):
+                    found.append(self._pass(sets[i], self.moved[i], xb, yb))
+        self._join()
+        with torch.no_grad():
+            self._leave_gradients([grads for grads, _ in found], [share for _, share in parts])
+            self._apply_statistics()
+            for _, sums in found:
+                self.sums += sums
+        self.counters.add(2)
+        self.opt.step()
+        self.opt.zero_grad()
+
+    def _leaves(self, moved: dict[Tensor, Tensor]) -> Weights:
+        """Every parameter as a leaf of its own: where the point is, or, for those without noise, where w is."""
+        return {
+            name: moved.get(p, p).detach().requires_grad_(p.requires_grad) for name, p in self.model.named_parameters()
+        }
+
+    def _pass(self, weights: Weights, statistics: Weights, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
+        if statistics:
+            torch._foreach_copy_(list(statistics.values()), list(self.statistics.values()))
+        with self.autocast():
+            loss, right = self.objective_at(self.objective, self.model, {**weights, **statistics}, x, y)
+        leaves = [w for w in weights.values() if w.requires_grad]
+        return list(torch.autograd.grad(loss, leaves)), counted(loss, right, y)
+
+    def _leave_gradients(self, grads: list[list[Tensor]], shares: list[float]) -> None:
+        """p.grad as two backward passes leave it: rescaled so that each pass enters with factor one."""
+        total, second = grads
+        if shares[0] != shares[1]:
+            torch._foreach_mul_(total, shares[0] / shares[1])
+        torch._foreach_add_(total, second)
+        torch._foreach_mul_(total, shares[1])
+        for p, gradient in zip((p for p in self.model.parameters() if p.requires_grad), total, strict=True):
+            p.grad = gradient
+
+    def _apply_statistics(self) -> None:
+        """r₊ = (1 − m) r + m s₊ and r₋ likewise; one pass after the other would give (1 − m) r₊ + m s₋."""
+        if self.statistics:
+            r, plus, minus = (list(found.values()) for found in (self.statistics, *self.moved))
+            torch._foreach_sub_(plus, r)
+            torch._foreach_mul_(plus, self.keeps)
+            torch._foreach_add_(plus, minus)
+            torch._foreach_copy_(r, plus)
+
+    def _branch(self, i: int) -> Any:
+        if not self.streams:
+            return torch.enable_grad()
+        self.streams[i].wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.streams[i])
+
+    def _join(self) -> None:
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
+
+
+def objective_at(objective: Objective, net: nn.Module, state: Weights, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The objective with other weights and buffers than the net's own."""
+
+    def model(inputs: Tensor) -> Tensor:
+        out: Tensor = functional_call(net, state, inputs)
+        return out
+
+    return objective(model, x, y)
