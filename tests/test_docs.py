@@ -65,7 +65,8 @@ def run(source, place="docs"):
 
 
 @pytest.mark.parametrize(("source", "is_run"), blocks("python"))
-def test_python_runs(source, is_run):
+def test_python_runs(source, is_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     if not is_run:
         compile(source, "docs", "exec")
         return
