@@ -27,10 +27,12 @@ from measure import Row, ratio, report, spread
 from ssgd import models
 from ssgd.data.images import ImageSet
 from ssgd.data.on_device import DeviceImages
+from ssgd.train import classify
 from ssgd.train.distributed import Ranks
 from ssgd.train.execution import Execution, set_up, settled
 from ssgd.train.recipe import Recipe
 from ssgd.train.run import Run
+from stacked import StackedStep
 
 DEVICE = torch.device("cuda", 0)
 ROUNDS = 7
@@ -79,7 +81,15 @@ class Bench:
         self.recipe = settled(Recipe(model="resnet20", phases="1000", lr=(0.1,)), "cuda")
         set_up(self.recipe, Execution())
 
-    def run(self, method: str, model: str = "resnet20", pair: bool = True, seed: int = 0, batch: int = 128) -> Run:
+    def run(
+        self,
+        method: str,
+        model: str = "resnet20",
+        pair: bool = True,
+        seed: int = 0,
+        batch: int = 128,
+        stacked: bool = False,
+    ) -> Run:
         """A run, warmed up: compiled and captured."""
         name, _, level = method.partition(":")
         recipe = replace(self.recipe, model=model, method=name, level=float(level) if level else None, batch=batch)
@@ -94,6 +104,16 @@ class Bench:
             pair=pair,
             say=print,
         )
+        if stacked:
+            run._eager = StackedStep(
+                run.method,
+                run.opt,
+                run.model,
+                classify.objective,
+                run._autocast,
+                run.sums,
+                compiled=not self.options.eager,
+            )
         began = time.perf_counter()
         for _ in range(3):
             step(run)
@@ -109,7 +129,9 @@ class Bench:
             "sgd": self.run("sgd"),
             "both": self.run("ssgd:0.2"),
             "both_in_turn": self.run("ssgd:0.2", pair=False),
+            "both_stacked": self.run("ssgd:0.2", stacked=True),
             "split": self.run("split:0.15"),
+            "split_stacked": self.run("split:0.15", stacked=True),
             "split_in_turn": self.run("split:0.15", pair=False),
             "halves": self.run("halves"),
         }
@@ -117,8 +139,7 @@ class Bench:
         rate = [128 / t for t in times["sgd"]]
         found = [Row("resnet20_sgd_images_per_s", statistics.median(rate), "images/s", ROUNDS, spread(rate))]
         found += [ratio(f"resnet20_{name}_over_sgd", times[name], times["sgd"]) for name in runs if name != "sgd"]
-        self.kept = runs
-        return found
+        return found + [host_time(name, runs[name]) for name in ("sgd", "both", "split")]
 
     def packed(self) -> list[Row]:
         """Many SGD runs side by side, each with its own graph and stream."""
@@ -139,6 +160,7 @@ class Bench:
             "sgd": self.run("sgd", "wrn28-4"),
             "both": self.run("ssgd:0.2", "wrn28-4"),
             "both_in_turn": self.run("ssgd:0.2", "wrn28-4", pair=False),
+            "both_stacked": self.run("ssgd:0.2", "wrn28-4", stacked=True),
             "split": self.run("split:0.15", "wrn28-4"),
             "split_in_turn": self.run("split:0.15", "wrn28-4", pair=False),
         }
@@ -212,6 +234,19 @@ def step(run: Run) -> None:
     run.step()
     if run.epoch_is_over:
         run.epoch, run.step_in_epoch = run.epoch + 1, 0
+
+
+def host_time(name: str, run: Run) -> Row:
+    """What the host has to do for a step, while the device is still busy with those before."""
+    found = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(20):
+            step(run)
+        found.append(1e6 * (time.perf_counter() - began) / 20)
+    torch.cuda.synchronize()
+    return Row(f"resnet20_{name}_host", statistics.median(found), "µs a step", ROUNDS, spread(found))
 
 
 def in_turn(steps: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:

@@ -92,12 +92,13 @@ class PairStep(Step):
 
     def _leave_gradients(self, grads: list[list[Tensor]], shares: list[float]) -> None:
         """p.grad as two backward passes leave it: rescaled so that each pass enters with factor one."""
-        total, second = grads
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        total, second = ([laid_out_as(p, g) for p, g in zip(trained, found, strict=True)] for found in grads)
         if shares[0] != shares[1]:
             torch._foreach_mul_(total, shares[0] / shares[1])
         torch._foreach_add_(total, second)
         torch._foreach_mul_(total, shares[1])
-        for p, gradient in zip((p for p in self.model.parameters() if p.requires_grad), total, strict=True):
+        for p, gradient in zip(trained, total, strict=True):
             p.grad = gradient
 
     def _apply_statistics(self) -> None:
@@ -118,6 +119,11 @@ class PairStep(Step):
     def _join(self) -> None:
         for stream in self.streams:
             torch.cuda.current_stream().wait_stream(stream)
+
+
+def laid_out_as(p: Tensor, gradient: Tensor) -> Tensor:
+    """backward() sees to it that gradients lie in memory as their weights do, which fused optimizers rely on."""
+    return gradient if gradient.stride() == p.stride() else torch.empty_like(p).copy_(gradient)
 
 
 def objective_at(objective: Objective, net: nn.Module, state: Weights, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,117 @@
+"""The two passes at the same time leave what they leave one after the other."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from ssgd import methods, models
+from ssgd.train import classify
+from ssgd.train.counters import BatchCounters
+from ssgd.train.graphs import unchanged
+from ssgd.train.pair import PairStep, can_pair
+from ssgd.train.steps import Step
+
+
+def trained(kind, name, size, steps=4, dropout=False, **options):
+    """A net after some steps of that kind, its optimizer and its sums."""
+    torch.manual_seed(0)
+    net = models.build("small-cnn", 10, 1).to(memory_format=torch.channels_last)
+    if dropout:
+        net = nn.Sequential(nn.Dropout(0.3), net)
+    method = methods.get(name)
+    opt = method.build(SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True), net, noise=0.2, seed=3, **options)
+    step = kind(method, opt, net, classify.objective, nullcontext, torch.zeros(3))
+    numbers = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        step(torch.randn(size, 1, 8, 8, generator=numbers), torch.randint(10, (size,), generator=numbers))
+    return net, opt, step.sums
+
+
+@pytest.mark.parametrize("name", ["ssgd", "split"])
+@pytest.mark.parametrize("size", [8, 7])
+@pytest.mark.parametrize("law", ["sphere", "uniform"])
+def test_weights_and_momentum_are_bitwise_those_of_passes_in_turn(name, size, law):
+    (net, opt, sums), (other, other_opt, other_sums) = (trained(kind, name, size, law=law) for kind in (Step, PairStep))
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(opt.state[p]["momentum_buffer"], other_opt.state[q]["momentum_buffer"])
+    assert torch.equal(sums, other_sums)
+    assert opt.param_groups[0]["noise_step"] == other_opt.param_groups[0]["noise_step"] == 4
+
+
+@pytest.mark.parametrize("name", ["ssgd", "split"])
+def test_running_statistics_take_plus_then_minus(name):
+    net, other = (trained(kind, name, 8)[0] for kind in (Step, PairStep))
+    for a, b in zip(net.buffers(), other.buffers(), strict=True):
+        if a.is_floating_point():
+            assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(a, b) and a.item() == 8  # two passes in each of four steps
+
+
+def test_dropout_masks_are_those_of_passes_in_turn():
+    net, other = (trained(kind, "ssgd", 8, dropout=True)[0] for kind in (Step, PairStep))
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters(), strict=True))
+
+
+def test_weights_stay_where_they_are_while_both_points_are_held():
+    net, opt, _ = trained(Step, "ssgd", 8)
+    before = [p.clone() for p in net.parameters()]
+    plus, minus = opt.both_points()
+    assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
+    for p in opt.selected:
+        assert torch.allclose((plus[p] + minus[p]) / 2, p, atol=1e-6)
+        assert torch.allclose((plus[p] - p).norm() / p.norm(), torch.tensor(0.2), rtol=1e-4)
+        assert plus[p].stride() == p.stride()
+    opt.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sgd", {}),
+        ("sam", {}),
+        ("ssgd-x2", {"noise": 0.2}),
+        ("ssgd", {"noise": 0.2, "bn_stats": "once"}),
+        ("ssgd", {"noise": 0.2, "rng": "same"}),
+        ("ssgd", {"noise": 0.0}),
+    ],
+)
+def test_what_cannot_run_at_the_same_time_is_not_paired(name, options):
+    net = models.build("small-cnn", 10, 1)
+    assert not can_pair(methods.get(name).build(SGD(net.parameters(), lr=0.1), net, **options), net)
+
+
+def test_a_cumulative_average_is_not_paired():
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, momentum=None))
+    assert not can_pair(methods.get("ssgd").build(SGD(net.parameters(), lr=0.1), net), net)
+    assert can_pair(methods.get("ssgd").build(SGD(net[:1].parameters(), lr=0.1), net[:1]), net[:1])
+
+
+def test_steps_inside_unchanged_leave_no_trace():
+    net, opt, sums = trained(Step, "ssgd", 8)
+    method = methods.get("ssgd")
+    step = Step(method, opt, net, classify.objective, nullcontext, sums)
+    tensors = [*net.parameters(), *net.buffers(), sums, *(s["momentum_buffer"] for s in opt.state.values())]
+    before, counter = [t.clone() for t in tensors], opt.param_groups[0]["noise_step"]
+    x, y = torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
+    with unchanged(net, opt, sums):
+        step(x, y)
+        assert not torch.equal(tensors[0], before[0])
+    assert all(torch.equal(t, b) for t, b in zip(tensors, before, strict=True))
+    assert opt.param_groups[0]["noise_step"] == counter
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_counters_advance_by_what_they_are_told():
+    net = models.build("small-cnn", 10, 1)
+    counters = BatchCounters(net)
+    with counters.held():
+        net(torch.randn(2, 1, 8, 8))
+    assert all(m.num_batches_tracked.item() == 0 for m in net.modules() if isinstance(m, nn.BatchNorm2d))
+    counters.add(3)
+    assert all(m.num_batches_tracked.item() == 3 for m in net.modules() if isinstance(m, nn.BatchNorm2d))
+    assert any("num_batches_tracked" in key for key in net.state_dict())
