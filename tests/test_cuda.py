@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from ssgd import SSGD
+from ssgd import SSGD, Law
+from ssgd.core.points import FusedTwoPoints, TwoPoints
 
 try:
     import pytest
@@ -101,6 +102,35 @@ def test_graph_of_every_law_is_the_eager_step() -> None:
     graph_is_the_eager_step(mlp, "points", law="uniform")
 
 
+def test_graph_of_noise_made_by_torch_is_the_eager_step() -> None:
+    graph_is_the_eager_step(mlp, "points", kind=TwoPoints, pairs=2, foreach=False)
+    graph_is_the_eager_step(mlp, "split", kind=TwoPoints, law=Law("half", half_normal))
+
+
+def test_graph_registered_before_the_warm_up_is_the_eager_step() -> None:
+    graph_is_the_eager_step(mlp, "points", pairs=2, register_first=True)
+
+
+def test_graph_outlives_a_change_of_the_weights_that_move() -> None:
+    def two_groups(parameters: Any, lr: Tensor) -> Optimizer:
+        first, *rest = parameters
+        return SGD([{"params": [first], "noise": 0.3}, {"params": rest}], lr=lr, momentum=0.9, fused=True)
+
+    with deterministic():
+        changed, plain = (Run(mlp, "points", two_groups) for _ in range(2))
+        replays = [run.captured() for run in (changed, plain)]
+        group = changed.opt.param_groups[0]
+        for level in (0.0, 0.3):  # what the graph reads is now made anew, twice
+            group["noise"] = level
+            changed.opt.realised_ratios()
+        gc.collect()
+        junk = [torch.full((64,), -1, device=DEVICE) for _ in range(1000)]  # where it was, if it was freed
+        for replay in replays:
+            replay()
+        assert all_equal(everything(changed.opt, changed.net), everything(plain.opt, plain.net))
+        del junk
+
+
 def test_graph_that_skips_nonfinite_gradients_is_the_eager_step() -> None:
     graph_is_the_eager_step(mlp, "points", nonfinite="skip")
 
@@ -145,6 +175,73 @@ def test_graph_draws_new_noise_at_every_replay() -> None:
         replay()
         gradients.append(clones(p.grad for p in run.net.parameters() if p.grad is not None))
     assert not any(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+# --- noise ----------------------------------------------------------------------------------------------------------
+
+
+def test_noise_has_its_law_and_the_pair_is_symmetric() -> None:
+    for law in ("sphere", "sign", "uniform", "gaussian"):
+        for dtype, rounding in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)):
+            found = [noise for shift in (0, 1) for noise in pairs_of_noise(odd_tensors(dtype, shift), law=law)]
+            for w, plus, minus in found:
+                n, m = plus - w, minus - w
+                torch.testing.assert_close(n, -m, rtol=0, atol=8 * rounding)
+                norm, rms = w.norm(), w.norm() / w.numel() ** 0.5
+                if law != "gaussian" and not norm:
+                    assert not n.any()
+                elif law in ("sphere", "sign"):
+                    assert abs(n.norm() / norm - 0.2) < rounding, (law, dtype, n.norm() / norm)
+                if law == "sign":
+                    torch.testing.assert_close(n.abs(), (0.2 * rms).expand_as(n), rtol=0, atol=8 * rounding)
+                if law == "uniform":
+                    assert (n.abs() <= 0.2 * rms + 8 * rounding).all()
+
+
+def test_normal_noise_is_normal_and_its_elements_independent() -> None:
+    w = torch.zeros(1000, 1003, device=DEVICE, requires_grad=True)
+    ((_, plus, _),) = pairs_of_noise([w], 1.0, law="gaussian")
+    z = plus.flatten()
+    sigma = len(z) ** -0.5
+    assert abs(z.mean()) < 5 * sigma
+    assert abs(z.var() - 1) < 5 * 2**0.5 * sigma
+    assert abs((z**4).mean() - 3) < 5 * 96**0.5 * sigma
+    assert 4 < z.abs().max() < 7
+    for lag in (1, 2, 3, 4, 8, 128, 512, 1024, 2048):
+        assert abs((z[lag:] * z[:-lag]).mean()) < 5 * sigma, lag
+        assert abs((z[lag:] ** 2 * z[:-lag] ** 2).mean() - 1) < 5 * 8**0.5 * sigma, lag
+
+
+def test_a_tensor_of_many_blocks_has_exactly_the_level() -> None:
+    w = torch.randn(3001, 1999, device=DEVICE, requires_grad=True)  # more blocks than programs
+    for clean, *ends in pairs_of_noise([w]):
+        assert all(abs((end - clean).norm() / clean.norm() - 0.2) < 1e-6 for end in ends)
+
+
+def test_a_late_backward_is_refused() -> None:
+    net, (x, y) = mlp().to(DEVICE), batch()
+    opt = fused(SSGD(SGD(net.parameters(), lr=0.1), 0.1))
+    before = clones(net.parameters())
+    try:
+        for point in opt.points():
+            with point:
+                loss = F.cross_entropy(net(x), y)
+            loss.backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error), error
+    else:
+        raise AssertionError("not refused")
+    assert all_equal(before, net.parameters())
+
+
+def test_ratios_are_those_of_the_noise() -> None:
+    net, (x, y) = mlp().to(DEVICE), batch()
+    opt = fused(SSGD(SGD(net.parameters(), lr=0.1), 0.1))
+    before = clones(net.parameters())
+    for ratio in opt.realised_ratios():
+        assert abs(ratio - 0.1) < 1e-6
+    opt.symmetric_excess(lambda: F.cross_entropy(net(x), y))
+    assert all_equal(before, net.parameters())
 
 
 # --- compiled models ------------------------------------------------------------------------------------------------
@@ -322,6 +419,22 @@ def test_a_pass_holds_one_copy_of_the_selected_weights() -> None:
     assert requested_bytes() == between_steps
 
 
+def test_two_points_never_hold_more_than_one_copy_of_the_selected_weights() -> None:
+    net = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(3)]).to(DEVICE)  # 50 million
+    opt = fused(SSGD(SGD(net.parameters(), lr=0.1), 0.1))
+    selected = sum(p.numel() * p.element_size() for p in opt.selected)
+    for counted in (False, True):  # the first round builds what stays
+        before = requested_bytes()
+        torch.cuda.reset_peak_memory_stats()
+        for point in opt.points():
+            with point:
+                pass
+        opt.zero_grad()
+        peak = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+        assert not counted or selected <= peak <= 1.05 * selected, peak / selected
+        assert not counted or requested_bytes() == before
+
+
 # --- below here: how ------------------------------------------------------------------------------------------------
 
 
@@ -330,12 +443,15 @@ def graph_is_the_eager_step(
     way: str,
     base: Callable[[Any, Tensor], Optimizer] | None = None,
     steps: int = 5,
+    kind: type[TwoPoints] = FusedTwoPoints,
+    register_first: bool = False,
     **options: Any,
 ) -> None:
     """Replays equal eager steps bit for bit, with another batch, learning rate and level at each."""
     with deterministic():
         graph, eager = (Run(make_net, way, base, **options) for _ in range(2))
-        replay = graph.captured()
+        assert type(graph.opt._moving_weights()) is kind
+        replay = graph.captured(register_first)
         for _ in range(WARM_UP):
             eager.step()
         for i in range(steps):
@@ -372,16 +488,19 @@ class Run:
     def step(self) -> None:
         take_step(self.opt, self.net, self.x, self.y, self.way)
 
-    def captured(self) -> Callable[[], None]:
+    def captured(self, register_first: bool = False) -> Callable[[], None]:
         """Replays one step; WARM_UP steps are taken before."""
+        graph = torch.cuda.CUDAGraph()
+        if register_first:
+            self.opt.register_graph(graph)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
                 self.step()
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        self.opt.register_graph(graph)
+        if not register_first:
+            self.opt.register_graph(graph)
         with torch.cuda.graph(graph):
             self.step()
 
@@ -390,6 +509,38 @@ class Run:
             graph.replay()
 
         return replay
+
+
+def pairs_of_noise(parameters: list[Tensor], level: float = 0.2, **options: Any) -> list[tuple[Tensor, ...]]:
+    """w, w + n and w − n of each parameter in double precision, w back bit for bit after each."""
+    opt = fused(SSGD(SGD(parameters, lr=0.1), level, perturb=parameters, seed=0, **options))
+    clean = clones(parameters)
+    ends = []
+    for point in opt.points():
+        with point:
+            ends.append([p.detach().double() for p in parameters])
+        assert all_equal(clean, parameters)
+    return list(zip([w.double() for w in clean], *ends, strict=True))
+
+
+def odd_tensors(dtype: torch.dtype, shift: int) -> list[Tensor]:
+    """One element, parts of a block, whole blocks, zeros, none; all begin ``shift`` elements off an even address."""
+    torch.manual_seed(0)
+    found = []
+    for shape in ((1, 1), (3, 5), (64, 64), (101, 103), (7, 7), (0, 3)):
+        values = torch.randn(shape, device=DEVICE) * (shape != (7, 7))
+        room = torch.empty(values.numel() + shift, dtype=dtype, device=DEVICE)
+        found.append(room[shift:].view(shape).copy_(values).requires_grad_())
+    return found
+
+
+def fused(opt: SSGD) -> SSGD:
+    assert isinstance(opt._moving_weights(), FusedTwoPoints), "the kernels are not used"
+    return opt
+
+
+def half_normal(z: Tensor, generator: torch.Generator) -> None:
+    z.normal_(generator=generator).abs_()
 
 
 def second_step_does_not_recompile(way: str) -> None:

@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rest and not hasattr(options, "recipe"):
         parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
     try:
-        return int(options.run(options) or 0)
+        status = int(options.run(options) or 0)
+        sys.stdout.flush()
+        return status
     except BrokenPipeError:  # `ssgd recipes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -17,12 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     def work() -> int:
-        if options.name is None:
-            print(recipes.listing())
+        if options.name is not None:
+            recipe = recipes.get(options.name)
+            print(json.dumps(recipe.to_json(), indent=2) if options.json else recipe)
         elif options.json:
-            print(json.dumps(recipes.get(options.name).to_json(), indent=2))
+            print(json.dumps([recipes.get(name).to_json() for name in recipes.RECIPES], indent=2))
         else:
-            print(recipes.get(options.name))
+            print(recipes.listing())
         return 0
 
     return ended(work)

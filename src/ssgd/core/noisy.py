@@ -17,7 +17,7 @@ from .checks import check_choice, check_level, check_seed
 from .halves import halves
 from .noise import Fill, Law, as_law, mix
 from .parallel import agree, find_place, is_sharded, local, reshard, unwrap_ddp
-from .points import Damping, Level, SignedMoves, TwoPoints
+from .points import Damping, DeviceSeed, FusedTwoPoints, Level, SignedMoves, TwoPoints, two_points
 from .selection import default_selection, magnitudes
 from .walk import Point, Walk
 from .wrapper import Loss, Wrapper, capturing
@@ -27,11 +27,12 @@ class Noisy(Wrapper):
     """What S-SGD and the other methods with weight noise have in common. A method says which signs a batch takes."""
 
     own_keys = ("noise", "noise_seed", "noise_step")
-    not_copied = ("_walk", "_two_points", "_signature", "_generators", "_magnitudes")
+    not_copied = ("_walk", "_two_points", "_signature", "_generators", "_in_graphs", "_magnitudes")
     flat_aliases = True  # False where a method needs the tensors in the shape of their gradients
     _two_points: TwoPoints | None
     _signature: list[tuple[int, int, int]]
     _generators: dict[Any, torch.Generator]
+    _in_graphs: list[TwoPoints]
     _magnitudes: set[int] | None
 
     def __init__(
@@ -118,11 +119,15 @@ class Noisy(Wrapper):
     def register_graph(self, graph: torch.cuda.CUDAGraph) -> None:
         """Before capture: let ``graph`` draw this optimizer's noise. Call :meth:`before_replay` before each replay."""
         self._seed_generators()
-        for bucket in self._moving_weights().buckets:
-            graph.register_generator_state(self._generator(bucket))
+        weights = self._moving_weights()
+        for bucket in weights.buckets:
+            generator = self._generator(bucket)
+            if not isinstance(generator, DeviceSeed):
+                graph.register_generator_state(generator)
+        self._in_graphs.append(weights)  # a graph holds addresses, not references
 
     def before_replay(self) -> None:
-        """Give the graph's next replay the noise of the next step."""
+        """Give the graph's next replay the noise of the next step: on the stream that replays it."""
         self._seed_generators()
         self._advance()
 
@@ -150,11 +155,11 @@ class Noisy(Wrapper):
             self._magnitudes = magnitudes(self._parameters(), self.model)
         return default_selection(self._parameters(), self._magnitudes)
 
-    def _plus(self) -> None:
-        """w → w + n, with the next noise of this step."""
+    def _plus(self, draw: int = 0) -> None:
+        """w → w + n, with a noise of this step for each number ``draw``."""
         weights = self._moving_weights()
         levels = [group["noise"] for group in self.param_groups]
-        weights.plus(levels, [self._generator(bucket) for bucket in weights.buckets], self._damping())
+        weights.plus(levels, [self._generator(bucket) for bucket in weights.buckets], draw)
 
     def _damping(self) -> Damping | None:
         """What a parameter's noise is divided by, if anything."""
@@ -208,9 +213,9 @@ class Noisy(Wrapper):
         chosen = [(p, index[id(p)]) for p in self.selected if active[index[id(p)]]]
         signature = [(id(p), local(p).data_ptr(), group) for p, group in chosen]
         if self._two_points is None or signature != self._signature:
-            self._two_points = TwoPoints(
-                make_buckets(chosen, flat=self.flat_aliases and self.law.unit != "filter"), self.law, self.foreach
-            )
+            flat = self.flat_aliases and self.law.unit != "filter"
+            make = two_points if flat else TwoPoints
+            self._two_points = make(make_buckets(chosen, flat), self.law, self.foreach, self._damping())
             self._signature = signature
         return self._two_points
 
@@ -225,9 +230,10 @@ class Noisy(Wrapper):
         return [isinstance(group["noise"], Tensor) or group["noise"] > 0 for group in self.param_groups]
 
     def _generator(self, bucket: Bucket) -> torch.Generator:
-        if bucket.key not in self._generators:
-            self._generators[bucket.key] = torch.Generator(bucket.tensors[0].device)
-        return self._generators[bucket.key]
+        kind = DeviceSeed if isinstance(self._two_points, FusedTwoPoints) else torch.Generator
+        if (kind, bucket.key) not in self._generators:
+            self._generators[kind, bucket.key] = kind(bucket.tensors[0].device)
+        return self._generators[kind, bucket.key]
 
     def _seed_generators(self) -> None:
         """Noise is a function of seed, step, rank and shard: all batches of one step see the same."""
@@ -254,6 +260,7 @@ class Noisy(Wrapper):
         self._two_points = None
         self._signature = []
         self._generators = {}
+        self._in_graphs = []
         self._magnitudes = None
 
     def _check_selection(self) -> None:

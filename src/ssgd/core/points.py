@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -43,6 +46,14 @@ class KeptWeights:
         self.set_to(self.kept)
         self.kept = []
 
+    def values(self) -> dict[Tensor, Tensor]:
+        """A copy of each parameter as it is now, laid out as the parameter is."""
+        found = {}
+        for bucket in self.buckets:
+            for p, value in zip(bucket.parameters, bucket.copy(), strict=True):
+                found[p] = value.as_strided(p.shape, p.stride()) if value.dim() == 1 else value
+        return found
+
     @torch.no_grad()
     def set_to(self, values: Sequence[Sequence[Tensor]]) -> None:
         """The weights become ``values``, a list for each bucket."""
@@ -62,9 +73,10 @@ class KeptWeights:
 class TwoPoints(KeptWeights):
     """w + n and w − n. The latter is 2w − (w + n), so no pass holds more than the one copy of w."""
 
-    def __init__(self, buckets: list[Bucket], law: Law, foreach: bool = True) -> None:
+    def __init__(self, buckets: list[Bucket], law: Law, foreach: bool = True, damping: Damping | None = None) -> None:
         super().__init__(buckets, foreach)
         self.law = law
+        self.damping = damping  # what a parameter's noise is divided by
         self._mirror: list[list[Tensor]] = []  # w + n, from rest() to minus()
 
     @property
@@ -77,12 +89,10 @@ class TwoPoints(KeptWeights):
         return bool(self._mirror)
 
     @torch.no_grad()
-    def plus(
-        self, levels: Sequence[Level], generators: Sequence[torch.Generator], damping: Damping | None = None
-    ) -> None:
+    def plus(self, levels: Sequence[Level], generators: Sequence[torch.Generator], draw: int = 0) -> None:
         """w → w + n, with the noise level of each parameter group and a generator for each bucket.
 
-        ``damping(parameter)`` divides a parameter's noise by a tensor.
+        ``draw`` tells the draws of one walk apart where the generators, being mere seeds, do not.
         """
         self._mirror = []
         self.keep()
@@ -90,8 +100,8 @@ class TwoPoints(KeptWeights):
             flat = bucket.empty()
             self.law.fill(flat, generator)
             drawn = bucket.cut(flat)
-            if damping is not None:
-                self.each("div_", drawn, [damping(p) for p in bucket.parameters])
+            if self.damping is not None:
+                self.each("div_", drawn, [self.damping(p) for p in bucket.parameters])
             scales = self._scales(bucket, drawn, [levels[g] for g in bucket.groups])
             self.each("addcmul_", bucket.tensors, drawn, scales)
         torch.clear_autocast_cache()
@@ -120,11 +130,15 @@ class TwoPoints(KeptWeights):
     def ratios(self) -> list[Tensor]:
         """‖n‖ / ‖w‖ as realised, for each tensor, while the weights are away."""
         found = []
-        for bucket, kept in zip(self.buckets, self.kept, strict=True):
+        for bucket, kept in zip(self.buckets, self._clean(), strict=True):
             noise = self._norms(bucket, [t - k for t, k in zip(bucket.tensors, kept, strict=True)])
             weight = self._norms(bucket, kept)
             found += [torch.where(w > 0, n / w, torch.zeros_like(n)) for n, w in zip(noise, weight, strict=True)]
         return found
+
+    def _clean(self) -> list[list[Tensor]]:
+        """w, tensor by tensor."""
+        return self.kept
 
     def _scales(self, bucket: Bucket, drawn: list[Tensor], levels: list[Level]) -> list[Tensor]:
         """What the drawn tensors must be multiplied with. A layer of zeros gets zero noise."""
@@ -173,13 +187,116 @@ def _filter_norms(bucket: Bucket, tensor: Tensor) -> Tensor:
     return norms
 
 
+class FusedTwoPoints(TwoPoints):
+    """The same with kernels of our own: n is drawn anew wherever it is needed, so one copy of w is all that is held."""
+
+    def __init__(self, buckets: list[Bucket], law: Law) -> None:
+        super().__init__(buckets, law)
+        from .kernels import BucketKernels
+
+        self._kernels = [BucketKernels(bucket, law) for bucket in buckets]
+        self._seeds: list[Tensor] = []
+        self._draw = 0
+        self._at_rest = False
+
+    @property
+    def away(self) -> bool:
+        return bool(self.kept) and not self._at_rest
+
+    @property
+    def resting(self) -> bool:
+        return bool(self.kept) and self._at_rest
+
+    @torch.no_grad()
+    def plus(self, levels: Sequence[Level], generators: Sequence[torch.Generator], draw: int = 0) -> None:
+        self._at_rest = False
+        self._seeds = [g.number for g in generators if isinstance(g, DeviceSeed)]
+        self._draw = draw
+        self.keep()
+        for kernels, (kept,), seed in zip(self._kernels, self.kept, self._seeds, strict=True):
+            kernels.plus(kept, seed, draw, levels)
+        torch.clear_autocast_cache()
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        pairs = zip(self._kernels, self._seeds, strict=True)
+        self.kept = [[kernels.keep(seed, self._draw)] for kernels, seed in pairs]
+
+    @torch.no_grad()
+    def rest(self) -> None:
+        self.set_to(self.kept)
+        self._at_rest = True
+
+    @torch.no_grad()
+    def minus(self) -> None:
+        self._at_rest = False
+        for kernels, (kept,), seed in zip(self._kernels, self.kept, self._seeds, strict=True):
+            kernels.minus(kept, seed, self._draw)
+        torch.clear_autocast_cache()
+
+    def restore(self) -> None:
+        self._at_rest = False
+        super().restore()
+
+    @torch.no_grad()
+    def set_to(self, values: Sequence[Sequence[Tensor]]) -> None:
+        for kernels, (kept,) in zip(self._kernels, values, strict=False):
+            kernels.back(kept)
+        torch.clear_autocast_cache()
+
+    def _clean(self) -> list[list[Tensor]]:
+        return [kernels.cut(kept) for kernels, (kept,) in zip(self._kernels, self.kept, strict=True)]
+
+
+class DeviceSeed(torch.Generator):
+    """A generator that is its seed alone, on the device: a CUDA graph's replay reads what was put there before it."""
+
+    def __init__(self, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.number = torch.zeros((), dtype=torch.int64, device=device)
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        self.number.fill_(seed)
+        return super().manual_seed(seed)
+
+
+def two_points(buckets: list[Bucket], law: Law, foreach: bool, damping: Damping | None) -> TwoPoints:
+    """With kernels of our own where they serve all buckets, else with torch's operations."""
+    devices = {bucket.tensors[0].device for bucket in buckets}
+    if foreach and damping is None and devices and all(map(_has_kernels, devices)):
+        from .kernels import serve
+
+        if all(serve(bucket, law) for bucket in buckets):
+            return FusedTwoPoints(buckets, law)
+    return TwoPoints(buckets, law, foreach, damping)
+
+
+@cache
+def _has_kernels(device: torch.device) -> bool:
+    """Whether Triton can build kernels for the device: it may be missing, or the C compiler that it calls."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    try:
+        from .kernels import check
+
+        check(device)
+    except Exception as error:
+        warnings.warn(
+            "noise is made with torch's operations, slower and for a moment with two copies of the weights, "
+            f"because Triton cannot build kernels here: {error}",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
 class SignedMoves:
     """A walk through points w + n (sign 1: new noise), w − n (sign −1: the last noise) and w (sign 0)."""
 
-    def __init__(self, weights: TwoPoints, signs: Sequence[int], plus: Callable[[], None]) -> None:
+    def __init__(self, weights: TwoPoints, signs: Sequence[int], plus: Callable[[int], None]) -> None:
         self.weights = weights
         self.signs = signs
-        self._plus = plus  # w → w + n, with the next noise
+        self._plus = plus  # w → w + n, with a noise for each number
 
     @property
     def away(self) -> bool:
@@ -188,7 +305,7 @@ class SignedMoves:
     def go(self, index: int) -> None:
         sign = self.signs[index]
         if sign > 0 or (sign < 0 and not self.weights.resting):
-            self._plus()
+            self._plus(index)
         if sign < 0:
             if self.weights.away:  # a point −n of its own
                 self.weights.rest()

@@ -103,9 +103,9 @@ class Run:
         x, y = self._batch()
         with self._on_stream():
             self._set_lr(self.schedule.lr(self.epoch + self.step_in_epoch / self.steps))
-            self._seed_layers()
             if not self._settled:
                 self._settle(x, y)
+            self._seed_layers()
             if self._step is None:
                 self._step = self._captured(x, y)
             self._step(x, y)

@@ -75,6 +75,8 @@ def ended(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"interrupted, going back to the last checkpoint. {how_to_go_on()}", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        raise  # whoever read the output has gone, and needs no sentence
     except (ValueError, ImportError, OSError, Diverged) as problem:
         print(f"ssgd: {explained(problem)}", file=sys.stderr)
         return 2 if isinstance(problem, ValueError) else 1
@@ -96,7 +98,7 @@ def how_to_go_on() -> str:
 
 def explained(problem: BaseException) -> str:
     if isinstance(problem, DiskProblem):
-        return f"{problem} What was saved is whole: the same command goes on from there."
+        return f"{problem}. What was saved is whole: the same command goes on from there."
     if isinstance(problem, (ValueError, ImportError, OSError, Diverged)):
         return str(problem)
     return f"{type(problem).__name__}: {problem}"
