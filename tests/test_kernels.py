@@ -1,0 +1,278 @@
+"""The kernels that move weights on CUDA, run by Triton's interpreter: where the weights go, and with what noise."""
+
+import copy
+import math
+import os
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import SGD
+
+from ssgd import SSGD, Law
+from ssgd.core import points
+from ssgd.methods.rwp import RWP
+
+from .problems import mlp, run_passes, same, take_step, vectors, weights
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    if torch.cuda.is_available():
+        pytest.skip("tests/test_cuda.py runs the kernels here; TRITON_INTERPRET=1 interprets them", True)
+    if "triton" in sys.modules:
+        pytest.skip("Triton was loaded before its interpreter could be chosen: run this file alone", True)
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton", reason="needs Triton: pip install triton")
+
+from ssgd.core import kernels
+
+SHAPES = ((3, 5), (70, 100), (1, 1), (64, 64), (0, 3))  # a part of a block, several, one element, whole blocks, none
+ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    monkeypatch.setattr(points, "_has_kernels", lambda device: True)
+
+
+def make(*shapes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
+
+
+def start(parameters, level=0.5, lr=0.0, **options):
+    opt = SSGD(SGD(parameters, lr=lr), level, **{"seed": 1, "perturb": parameters, **options})
+    assert isinstance(opt._moving_weights(), points.FusedTwoPoints)
+    return opt
+
+
+def noises(opt, parameters):
+    """n of the next batch at each point, w back bit for bit in between."""
+    clean = [p.detach().clone() for p in parameters]
+    found = []
+    for point in opt.points():
+        with point:
+            found.append([(p.detach().double() - w) for p, w in zip(parameters, clean, strict=True)])
+        assert same(parameters, clean)
+    return found
+
+
+def ratio(n, w):
+    return (n.norm() / w.detach().double().norm()).item()
+
+
+# --- where the weights go ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("law", ["sphere", "sign", "uniform", "gaussian"])
+def test_the_pair_is_symmetric_and_fixed_laws_have_exactly_the_level(law, dtype):
+    parameters = make(*SHAPES, dtype=dtype)
+    plus, minus = noises(start(parameters, law=law), parameters)
+    for w, n, m in zip(parameters, plus, minus, strict=True):
+        torch.testing.assert_close(n, -m, rtol=0, atol=4 * ROUNDING[dtype])
+        if w.numel() and law in ("sphere", "sign"):
+            assert ratio(n, w) == pytest.approx(0.5, rel=2 * ROUNDING[dtype])
+
+
+def test_weights_at_odd_addresses():
+    storage = torch.randn(4404)
+    before = storage.clone()
+    parameters = [storage[i : i + 2201].view(31, 71).requires_grad_() for i in (1, 2202)]
+    for point in start(parameters).points():
+        with point:
+            n = storage.double() - before
+            assert not n[0] and not n[-1]  # what lies around them stays
+            for part, w in ((n[1:2202], before[1:2202]), (n[2202:-1], before[2202:-1])):
+                assert ratio(part, w) == pytest.approx(0.5, rel=1e-6)
+        assert torch.equal(storage, before)
+
+
+def test_every_copy_begins_at_a_multiple_of_16_bytes():
+    for dtype in ROUNDING:
+        opt = start(make(*SHAPES, dtype=dtype))
+        for point in opt.points():
+            with point:
+                (clean,) = opt._moving_weights()._clean()
+                assert same(clean, [w.flatten() for w in make(*SHAPES, dtype=dtype)])
+                assert all(copy.data_ptr() % 16 == 0 for copy in clean if copy.numel())
+
+
+def test_a_layer_of_zeros_gets_zero_noise():
+    zero, one = torch.zeros(3, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
+    plus, minus = noises(start([zero, one]), [zero, one])
+    assert not plus[0].any() and not minus[0].any() and plus[1].all()
+
+
+def test_how_a_tensor_is_cut_into_programs_does_not_matter(monkeypatch):
+    parameters = make((100, 130), (30, 30))
+    whole = noises(start(parameters), parameters)
+    monkeypatch.setattr(kernels, "PIECES", 2)
+    cut = noises(start(parameters), parameters)
+    assert len(start(parameters)._moving_weights()._kernels[0]._owners) == 3
+    for a, b in zip(whole, cut, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("launch", range(1, 6))
+def test_a_failing_launch_leaves_clean_weights(monkeypatch, launch, after):
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    before, real, calls = weights(model), kernels.BucketKernels._launch, []
+
+    def failing(self, *arguments):
+        calls.append(1)
+        if len(calls) == launch and not after:
+            raise torch.OutOfMemoryError
+        real(self, *arguments)
+        if len(calls) == launch:
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(kernels.BucketKernels, "_launch", failing)
+    with pytest.raises(torch.OutOfMemoryError):
+        run_passes(opt, "points", model, x, y)
+    assert same(model, before)
+    take_step(opt, "points", model, x, y)
+    assert not same(model, before)
+
+
+def test_a_late_backward_is_refused():
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        for point in opt.points():
+            with point:
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+    assert same(model, before)
+
+
+# --- with what noise --------------------------------------------------------------------------------------------------
+
+
+def test_normal_noise_is_normal_and_its_elements_independent():
+    (w,) = make((200, 200))
+    z = noises(start([w], 1.0, law="gaussian"), [w])[0][0].flatten()
+    sigma = 1 / math.sqrt(len(z))
+    assert abs(z.mean()) < 4 * sigma
+    assert z.var() == pytest.approx(1, abs=4 * math.sqrt(2) * sigma)
+    assert (z**4).mean() == pytest.approx(3, abs=4 * math.sqrt(96) * sigma)
+    assert (z.abs() > 2).double().mean() == pytest.approx(0.0455, abs=4 * 0.21 * sigma)
+    assert 3.5 < z.abs().max() < 6
+    for lag in (1, 2, 3, 4, 512, 1024, 2048):  # neighbours in a call of Philox, in a block, and in two blocks
+        assert abs((z[lag:] * z[:-lag]).mean()) < 4 * sigma
+        assert abs((z[lag:] ** 2 * z[:-lag] ** 2).mean() - 1) < 4 * math.sqrt(8) * sigma
+
+
+def test_the_sign_law_fixes_every_element():
+    (w,) = make((60, 50))
+    n = noises(start([w], 0.2, law="sign"), [w])[0][0]
+    rms = w.detach().double().norm() / math.sqrt(w.numel())
+    torch.testing.assert_close(n.abs(), (0.2 * rms).expand_as(n), rtol=0, atol=1e-6)
+    assert abs((n > 0).double().mean() - 0.5) < 0.04
+
+
+def test_the_uniform_law_has_its_peak_at_the_level():
+    (w,) = make((100, 100))
+    n = noises(start([w], 0.2, law="uniform"), [w])[0][0]
+    peak = 0.2 * w.detach().double().norm() / math.sqrt(w.numel())
+    assert 0.99 * peak < n.abs().max() < peak + 1e-6
+    assert abs(n.mean()) < 0.04 * peak and ratio(n, w) == pytest.approx(0.2 / math.sqrt(3), rel=0.02)
+
+
+def test_noise_is_a_function_of_seed_step_and_draw():
+    def drawn(seed=1, step=0, pair=0):
+        (w,) = make((4, 4))
+        opt = start([w], seed=seed, pairs=2)
+        opt._set_everywhere("noise_step", step)
+        return noises(opt, [w])[2 * pair][0]
+
+    assert torch.equal(drawn(), drawn())
+    assert all(not torch.allclose(drawn(), drawn(**other)) for other in ({"seed": 2}, {"step": 1}, {"pair": 1}))
+
+
+def test_all_batches_of_a_step_see_the_same_noise_and_the_next_step_another():
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.0), 0.5)
+    seen = []
+    model.register_forward_pre_hook(lambda m, _: seen.append(m[0].weight.detach().clone()))
+    for _ in range(2):
+        run_passes(opt, "split", model, x, y)
+    opt.step()
+    opt.zero_grad()
+    run_passes(opt, "split", model, x, y)
+    assert torch.equal(seen[0], seen[2]) and torch.equal(seen[1], seen[3]) and not torch.equal(seen[0], seen[4])
+
+
+def test_no_block_of_any_tensor_has_the_noise_of_another():
+    parameters = make((64, 64), (64, 64))
+    plus, _ = noises(start(parameters, law="gaussian"), parameters)
+    blocks = torch.cat(plus).view(-1, kernels.BLOCK)
+    assert len(blocks) == 4
+    alike = torch.corrcoef(blocks) - torch.eye(4)
+    assert alike.abs().max() < 0.1
+
+
+def test_a_copied_optimizer_draws_the_same_noise():
+    (w,) = make((4, 4))
+    opt = start([w])
+    twin = copy.deepcopy(opt)
+    assert torch.equal(noises(opt, [w])[0][0], noises(twin, twin.selected)[0][0])
+
+
+def test_levels_differ_by_group_and_tensors_are_read_when_the_noise_is_made():
+    parameters = make(*[(8, 8)] * 4)
+    single, double = torch.tensor(0.1), torch.tensor(0.2, dtype=torch.float64)
+    levels = [0.3, single, double, 1]
+    groups = [{"params": [p], "noise": a} for p, a in zip(parameters, levels, strict=True)]
+    opt = SSGD(SGD(groups, lr=0.0), 0.5)
+    single.fill_(0.4)
+    for p, n, level in zip(parameters, noises(opt, parameters)[0], (0.3, 0.4, 0.2, 1), strict=True):
+        assert ratio(n, p) == pytest.approx(level, rel=1e-6)
+
+
+def test_ratios_and_excess_are_those_of_the_noise():
+    (w,) = make((20, 20))
+    opt = start([w])
+    before = w.detach().clone()
+    assert opt.realised_ratios()[0].item() == pytest.approx(0.5, rel=1e-5)
+    excess = opt.symmetric_excess(lambda: w.detach().double().square().sum())
+    assert torch.equal(w, before)
+    n = noises(opt, [w])[0][0]
+    torch.testing.assert_close(excess, n.square().sum(), rtol=1e-4, atol=0)
+
+
+# --- who gets them ----------------------------------------------------------------------------------------------------
+
+
+def test_what_the_kernels_do_not_serve_is_left_to_torch():
+    def form(parameters, kind=SSGD, **options):
+        return type(kind(SGD(parameters, lr=0.1), 0.1, **options)._moving_weights())
+
+    flat, strided = make((4, 4)), nn.Parameter(torch.randn(4, 8)[:, ::2])
+    assert form(flat) is points.FusedTwoPoints
+    assert form([*flat, strided]) is points.TwoPoints
+    assert form(make((4, 4), dtype=torch.float64)) is points.TwoPoints
+    assert form(flat, foreach=False) is points.TwoPoints
+    assert form(flat, law="filter") is points.TwoPoints
+    assert form(flat, law=Law("sphere", lambda z, generator: z.fill_(1))) is points.TwoPoints
+    assert form(flat, kind=RWP, law="sphere", adaptive=True) is points.TwoPoints
+
+
+def test_where_triton_cannot_build_torch_takes_over(monkeypatch):
+    monkeypatch.undo()
+    assert not points._has_kernels(torch.device("cpu"))
+    kernels.check(torch.device("cpu"))  # raises nothing in the interpreter
+
+    def no_compiler(device):
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(kernels, "check", no_compiler)
+    with pytest.warns(UserWarning, match=r"torch's operations.*no C compiler"):
+        assert not points._has_kernels.__wrapped__(torch.device("cuda"))
