@@ -65,6 +65,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], help="resnet20, packed, wrn28_4, sam, first_step")
     parser.add_argument("--profile", type=Path, help="a folder for kernel tables of one step")
     parser.add_argument("--packs", nargs="+", type=int, default=[6, 12, 18], help="how many runs side by side")
+    parser.add_argument("--cudnn", action="store_true", help="convolutions by cuDNN alone")
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
     return parser.parse_args()
 
@@ -101,6 +102,7 @@ class Bench:
             Ranks(),
             compiled=not self.options.eager,
             graph=True,
+            kernels=not self.options.cudnn and not stacked,  # vmap does not know them
             pair=pair,
             say=print,
         )

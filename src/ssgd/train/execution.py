@@ -31,6 +31,8 @@ class Execution:
     """The step as a CUDA graph; None: on one GPU."""
     pair: bool | None = None
     """S-SGD's two passes at the same time; None: on one GPU."""
+    kernels: bool | None = None
+    """Our own kernels for small convolutions in bf16; None: on GPUs."""
     deterministic: bool = False
     """Only operations that give the same bits every time."""
     at_once: int = 12

@@ -25,6 +25,7 @@ from ..data.registry import Source
 from ..methods import registry
 from ..methods.averaging import Averaging
 from . import classify
+from .convolutions import use_fast_convolutions
 from .distributed import Ranks, in_step, load_whole_state, of_each_rank, same_buffers, total, whole_state, wrap
 from .graphs import GraphStep, unchanged
 from .pair import PairStep, can_pair
@@ -54,6 +55,7 @@ class Run:
         compiled: bool = False,
         graph: bool = False,
         pair: bool = False,
+        kernels: bool = False,
         say: Any = print,
     ) -> None:
         self.recipe, self.seed, self.source, self.device, self.ranks = recipe, seed, source, device, ranks
@@ -69,6 +71,8 @@ class Run:
         torch.manual_seed(mix(seed, 0))
         self.net = models.build(recipe.model, source.classes, source.channels)
         self._transform()
+        if kernels:
+            use_fast_convolutions(self.net)
         self.sharded = ranks.several and recipe.parallel == "fsdp"
         layout = torch.contiguous_format if self.sharded else torch.channels_last  # FSDP takes no other
         self.net.to(device=device, memory_format=layout)  # type: ignore[call-overload]
@@ -180,6 +184,7 @@ class Run:
             self.sums.copy_(rows[self.ranks.rank])
             for group in self.opt.param_groups:
                 group["lr"] = self.lr  # the tensor that a graph reads, not a loaded copy
+                group["fused"] = not self.sharded  # what was saved may have been cut in another way
 
     # --- below here: how --------------------------------------------------------------------------------------------
 

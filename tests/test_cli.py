@@ -1,0 +1,237 @@
+"""The commands: what they take, what they print, and how they end."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ssgd.cli.compare import variants
+from ssgd.cli.main import main
+from ssgd.methods import METHODS
+from ssgd.models import MODELS
+from ssgd.recipes import RECIPES, get
+from ssgd.train import Recipe, RunDir, find_runs
+from ssgd.train.__main__ import main as python_m
+
+SHORT = ["phases=1", "lr=0.1", "train_limit=100", "test_limit=50", "device=cpu", "progress=false"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def recipes_in(folder):
+    return [Recipe.from_json(run.recipe()) for run in find_runs(folder)]
+
+
+def test_help_lists_the_commands(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for command in ("train", "compare", "recipes", "methods", "models"):
+        assert re.search(rf"^    {command} +[A-Z]", shown, re.MULTILINE)
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("recipe", [["digits"], []])
+def test_help_of_a_recipe_lists_every_field_with_its_value(command, recipe, here, capsys):
+    pytest.importorskip("tyro", reason="options need tyro")
+    with pytest.raises(SystemExit) as ended:
+        main([command, *recipe, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for field in ("--weight-decay", "--phases", "--seeds", "--checkpoint-seconds", "--tensorboard", "--out"):
+        assert field in shown
+    assert "(default: 8-4)" in shown and "key=value works as well as --key value" in shown
+
+
+def test_options_and_words_mix(here, capsys):
+    pytest.importorskip("tyro", reason="options need tyro")
+    words = [*SHORT, "method=split:0.3", "--seeds", "3", "4", "--batch", "25", "--augment", "False", "--out", "x"]
+    assert main(["train", "digits", *words]) == 0
+    found = recipes_in("x")
+    assert [recipe.seeds for recipe in found] == [(3,), (4,)]
+    assert {(recipe.method, recipe.level, recipe.batch, recipe.augment) for recipe in found} == {
+        ("split", 0.3, 25, False)
+    }
+    table = capsys.readouterr().out.splitlines()
+    assert " ".join(table[0].split()) == "recipe method passes seeds test % min max train % seconds a run"
+    assert re.match(r"digits  split\(0\.3\)  1 +2 +\d+\.\d\d ± \d+\.\d\d", table[1])
+
+
+def test_a_wrong_option_is_answered(here, capsys):
+    pytest.importorskip("tyro", reason="options need tyro")
+    for words in (["--colour", "red"], ["--batch", "0"], ["--batch", "many"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", "digits", *words])
+        assert ended.value.code == 2 and words[0].strip("-") in capsys.readouterr().err
+    assert not os.listdir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train"], "ssgd: ssgd train needs the name of a recipe: `ssgd recipes` lists them"),
+        (["train", "digts"], "ssgd: no recipe called 'digts': did you mean digits?"),
+        (["train", "digits", "colour=red"], "ssgd: cannot use 'colour=red': write key=value"),
+        (["train", "digits", "phases=1-x"], "ssgd: cannot read phases='1-x'"),
+        (["train", "digits", "keep=0"], "ssgd: keep must be a whole number of at least 1"),
+        (["compare", "digits", "--vary", "method"], "ssgd: cannot use --vary 'method': write --vary method=sgd,"),
+        (["compare", "digits", "--vary", "method=sgd,sgd"], "ssgd: two recipes have the same name"),
+        (["recipes", "digts"], "ssgd: no recipe called 'digts': did you mean digits?"),
+    ],
+)
+def test_what_cannot_be_done_gets_a_sentence(arguments, sentence, here, capsys):
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert sentence in shown.err and shown.out == ""
+    assert not os.listdir()
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_shown(here, capsys):
+    assert main(["compare", "digits", *SHORT, "phases=3", "--vary", "lr=0.1,1e6"]) == 1
+    shown = capsys.readouterr()
+    assert re.search(r"^digits/0\.1 +sgd +3 +1 +\d", shown.out, re.MULTILINE)
+    assert re.search(r"^digits/1e6 +sgd +3 +0 of 1 +–", shown.out, re.MULTILINE)
+    assert re.search(r"^digits/1e6/seed-0 failed: the loss is \w+ after epoch \d: lower lr", shown.err, re.MULTILINE)
+
+
+def test_compare_trains_every_combination_over_all_seeds(here, capsys):
+    words = [*SHORT, "seeds=0,1", "--vary", "method=sgd,split:0.15", "--vary", "batch=25,50"]
+    assert main(["compare", "digits", *words]) == 0
+    assert len(recipes_in("runs")) == 8
+    found = {(recipe.name, recipe.method, recipe.level, recipe.batch) for recipe in recipes_in("runs")}
+    assert found == {
+        ("digits/sgd/25", "sgd", None, 25),
+        ("digits/sgd/50", "sgd", None, 50),
+        ("digits/split-0.15/25", "split", 0.15, 25),
+        ("digits/split-0.15/50", "split", 0.15, 50),
+    }
+    shown = capsys.readouterr().out
+    runs = [RunDir(f"runs/digits/sgd/25/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
+    mean, deviation = sum(runs) / 2, abs(runs[0] - runs[1]) / 2**0.5
+    row = f"{mean:.2f} ± {deviation:.2f} +{min(runs):.2f} +{max(runs):.2f}"
+    assert re.search(rf"^digits/sgd/25 +sgd +1 +2 +{row}", shown, re.MULTILINE)
+    assert len(shown.splitlines()) == 5
+
+
+def test_variants_are_named_by_what_varies():
+    found = variants(get("digits"), ["method=sgd,ssgd:0.3", "momentum=0"])
+    assert [(recipe.name, recipe.method, recipe.level) for recipe in found] == [
+        ("digits/sgd/0", "sgd", None),
+        ("digits/ssgd-0.3/0", "ssgd", 0.3),
+    ]
+    assert variants(get("digits"), []) == [get("digits")]
+
+
+def test_a_finished_run_is_shown_again_and_its_folder_is_a_recipe(here, capsys):
+    assert main(["train", "digits", *SHORT, "method=ssgd"]) == 0
+    first = capsys.readouterr().out
+    assert main(["train", "digits", *SHORT, "method=ssgd"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == first and "digits/seed-0: finished before, test accuracy" in shown.err
+    assert main(["train", "runs/digits/seed-0", *SHORT[4:], "out=again"]) == 0
+    weights = [(here / out / "digits" / "seed-0" / "weights.safetensors").read_bytes() for out in ("runs", "again")]
+    assert weights[0] == weights[1]
+
+
+def test_recipes_are_listed_and_shown(capsys):
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(RECIPES)
+    assert main(["recipes", "table1/cifar10/75-25S-25S"]) == 0
+    assert "cost as much as 175 of plain SGD" in capsys.readouterr().out
+    assert main(["recipes", "cifar100", "--json"]) == 0
+    assert Recipe.from_json(json.loads(capsys.readouterr().out)) == get("cifar100")
+    assert main(["recipes", "--json"]) == 0
+    assert [recipe["name"] for recipe in json.loads(capsys.readouterr().out)] == list(RECIPES)
+
+
+def test_methods_and_models_are_listed(capsys, monkeypatch):
+    assert main(["methods"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == list(METHODS)
+    monkeypatch.setattr("ssgd.models.MODELS", {name: MODELS[name] for name in ("resnet20", "small-cnn")})
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 2 and re.match(r"resnet20 +269,722 parameters for 10 classes", shown[0])
+
+
+def test_words_after_a_command_that_takes_none_are_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["models", "lr=0.1"])
+    assert ended.value.code == 2 and "unrecognized arguments: lr=0.1" in capsys.readouterr().err
+
+
+def test_tensorboard_gets_the_metrics_when_asked(here):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert main(["train", "digits", *SHORT, "phases=2", "tensorboard=true"]) == 0
+    events = EventAccumulator("runs/digits/seed-0/tensorboard").Reload()
+    metrics = RunDir("runs/digits/seed-0").metrics()
+    for key in ("loss", "accuracy", "lr", "test_loss", "test_accuracy"):
+        found = [(event.step, event.value) for event in events.Scalars(key)]
+        assert found == [(row["epoch"], pytest.approx(row[key], rel=1e-6)) for row in metrics]
+
+
+def test_the_bar_shows_loss_accuracy_rate_and_time_left(here, capsys):
+    pytest.importorskip("tqdm", reason="needs tqdm")
+    words = [word for word in SHORT if word != "progress=false"]
+    assert main(["train", "digits", *words, "phases=30"]) == 0
+    shown = capsys.readouterr().err
+    assert re.search(r"digits/seed-0 epoch \d+: loss \d\.\d{3}, \d+\.\d %, test \d+\.\d\d %", shown)
+    assert re.search(r"\[\d\d:\d\d<\d\d:\d\d, +\d.*images/s", shown)
+    assert re.search(r"100%.* 3\.00k/3\.00k ", shown)  # 30 epochs of 100 images
+
+
+def test_python_m_trains_with_torch_and_numpy_alone(here):
+    """Nothing else may be needed: every other package is as if it were not installed."""
+    code = """
+import sys
+for name in ("tqdm", "tyro", "matplotlib", "tensorboard", "safetensors", "PIL", "scipy", "pandas", "yaml"):
+    sys.modules[name] = None
+from ssgd.train.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+    words = [word for word in SHORT if word != "progress=false"]
+    process = subprocess.run([sys.executable, "-c", code, "digits", *words], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "without tqdm there is no progress bar: pip install tqdm" in process.stderr
+    assert re.search(r"^digits/seed-0: epoch 1: loss \d", process.stderr, re.MULTILINE)
+    assert RunDir("runs/digits/seed-0").result()["epochs"] == 1
+
+
+def test_options_without_tyro_say_what_to_install(here, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert main(["train", "digits", "--lr", "0.1"]) == 1
+    assert "options such as --lr need tyro: pip install 'ssgd[cli]', or write key=value" in capsys.readouterr().err
+    assert main(["train", "digits", *SHORT]) == 0
+
+
+def test_tensorboard_that_is_missing_is_named(here, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert main(["train", "digits", *SHORT, "tensorboard=true"]) == 1
+    assert "tensorboard=true needs the package: pip install tensorboard" in capsys.readouterr().err
+
+
+def test_python_m_lists_the_recipes(capsys):
+    assert (python_m(["--help"]), python_m([])) == (0, 2)
+    shown = capsys.readouterr().out
+    assert "python -m ssgd.train RECIPE key=value" in shown and "table2/cifar100/vgg16/ssgd-0.9" in shown
+    assert python_m(["digts"]) == 2 and "did you mean digits?" in capsys.readouterr().err
+
+
+def test_a_reader_that_closes_early_is_no_error():
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-m", "ssgd", "recipes"], **pipe) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0

@@ -1,0 +1,221 @@
+"""Recipes as data: there and back, changed by words, refused with a sentence; and the paper's own numbers."""
+
+import json
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from ssgd import methods, models
+from ssgd.data import registry as data
+from ssgd.recipes import RECIPES, get, listing
+from ssgd.train.execution import Execution, settled
+from ssgd.train.recipe import Recipe, override
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_can_be_trained_as_written(name):
+    recipe = get(name)
+    assert recipe.name == name and recipe.schedule.epochs > 0
+    assert recipe.model in models.MODELS and recipe.data in (*data.NAMES, "imagenet")
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+    assert name in listing()
+
+
+def test_every_field_comes_back_from_json():
+    recipe = Recipe(
+        method="m-arwp", settings={"share": 0.3}, level=0.02, lr=(0.5,), phases="2-3", seeds=(4, 5), per_rank=True
+    )
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+    assert Recipe.from_json({"batch": 64}) == Recipe(batch=64)
+    with pytest.raises(ValueError, match="a recipe has no field 'colour': it comes from another version"):
+        Recipe.from_json({"colour": "red"})
+
+
+def test_differences_name_the_fields():
+    assert Recipe().differences(Recipe()) == {}
+    other = Recipe(lr=(0.1,), method="m-arwp", settings={"eta": 2.0})
+    assert Recipe().differences(other) == {
+        "lr": ([0.1, 0.01, 0.001], [0.1]),
+        "method": ("sgd", "m-arwp"),
+        "settings": ({}, {"eta": 2.0}),
+    }
+
+
+def test_a_recipe_is_not_changed_in_place():
+    with pytest.raises(FrozenInstanceError):
+        Recipe().batch = 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["lr=0.1"], {"lr": (0.1,)}),
+        (["lr=0.1,0.01,1e-3"], {"lr": (0.1, 0.01, 0.001)}),
+        (["lr=(0.2, 0.02, 0.002)"], {"lr": (0.2, 0.02, 0.002)}),
+        (["seeds=0,1,2"], {"seeds": (0, 1, 2)}),
+        (["seeds=3"], {"seeds": (3,)}),
+        (["train_limit=100", "test-limit=50"], {"train_limit": 100, "test_limit": 50}),
+        (["train_limit=none"], {"train_limit": None}),
+        (["per_rank=true"], {"per_rank": True}),
+        (["per_rank=None"], {"per_rank": None}),
+        (["augment=no", "nesterov=1"], {"augment": False, "nesterov": True}),
+        (["method=split:0.15"], {"method": "split", "level": 0.15}),
+        (["method=ssgd", "level=0.3"], {"method": "ssgd", "level": 0.3}),
+        (["method=m-arwp", "settings.share=0.3", "settings.eta=2"],
+         {"method": "m-arwp", "settings": {"share": 0.3, "eta": 2.0}}),
+        (["phases=75-25(split:0.15)-25"], {"phases": "75-25(split:0.15)-25"}),
+        (["data=/a=b"], {"data": "/a=b"}),
+    ],
+)  # fmt: skip
+def test_words_become_values_of_the_fields_type(changes, expected):
+    assert Recipe().with_changes(changes) == replace(Recipe(), **expected)
+
+
+def test_words_leave_the_other_settings_and_the_recipe_itself_alone():
+    recipe = Recipe(method="m-arwp", settings={"share": 0.3})
+    assert recipe.with_changes(["settings.eta=2"]).settings == {"share": 0.3, "eta": 2.0}
+    assert recipe.settings == {"share": 0.3}
+
+
+def test_an_execution_is_changed_by_words_too():
+    found = override(Execution(), ["out=/tmp/x", "compile=none", "graph=false", "keep=3", "checkpoint_seconds=0.5"])
+    assert found == Execution(out="/tmp/x", graph=False, keep=3, checkpoint_seconds=0.5)
+
+
+def test_a_gpu_that_is_not_there_is_not_asked_for(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert Execution().kind == "cpu"
+    with pytest.raises(ValueError, match="device=cuda, but torch sees no GPU here: use device=cpu"):
+        Execution(device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("colour=red", "cannot use 'colour=red': write key=value with one of the keys name, model, data"),
+        ("batch", "cannot use 'batch': write key=value"),
+        ("batch=many", "batch takes int, not 'many'"),
+        ("batch=12.5", "batch takes int, not '12.5'"),
+        ("batch=0", "batch must be a whole number of at least 1, not 0"),
+        ("lr=0.1,fast", "lr takes float, not 'fast'"),
+        ("lr=", "lr must be finite and at least 0"),
+        ("lr=nan", "lr must be finite and at least 0"),
+        ("lr=-0.1", "lr must be finite and at least 0"),
+        ("lr=1,2", "one lr for all or one for each of 3 phases, not 2"),
+        ("augment=maybe", "augment is true or false, not 'maybe'"),
+        ("train_limit=few", "train_limit takes int, not 'few'"),
+        ("seeds=1,1", "seeds must be different numbers"),
+        ("seeds=", "seeds must be different numbers, at least one"),
+        ("method=sdg", "no method called 'sdg': use one of sgd"),
+        ("method=split:much", "level takes float, not 'much'"),
+        ("settings.share=0.5", "sgd has no setting 'share' beside its level: none"),
+        ("settings.share=half", r"settings\.share takes float, not 'half'"),
+        ("settings=0.5", r"cannot use 'settings=0.5': .* level, settings\.NAME, law"),
+        ("model.depth=20", "cannot use 'model.depth=20'"),
+        ("phases=", "cannot read phases=''"),
+        ("law=gauss", "law must be one of 'sphere'"),
+        ("perturb=bias", "perturb must be one of 'all', 'conv', 'dense', not 'bias'"),
+        ("precision=fp16", "precision must be one of"),
+        ("momentum=-1", "must not be negative"),
+        ("evaluate_every=0", "evaluate_every must be a whole number"),
+    ],
+)
+def test_words_that_make_no_sense_get_a_sentence(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Recipe().with_changes([change])
+
+
+def test_a_method_takes_no_setting_of_another():
+    with pytest.raises(ValueError, match=r"m-arwp has no setting 'gamma' beside its level: share, eta, beta"):
+        Recipe(method="m-arwp", settings={"gamma": 1.0})
+
+
+def test_a_recipe_shows_its_fields_and_its_cost():
+    shown = str(get("table1/cifar100/75-25S-25S"))
+    assert "phases = '75-25S-25S'" in shown and "level = 0.5" in shown and "law = 'uniform'" in shown
+    assert "# 75 epochs of sgd at 0.1; 25 epochs of ssgd(0.5) at 0.01; 25 epochs of ssgd(0.5) at 0.001" in shown
+    assert shown.endswith("# 125 epochs that cost as much as 175 of plain SGD")
+    assert "nesterov" not in shown
+
+
+def test_the_rate_grows_with_the_batch_where_it_is_meant_for_another():
+    assert [phase.lr for phase in Recipe(lr_for_batch=256, batch=1024).schedule.phases] == [0.4, 0.04, 0.004]
+
+
+def test_what_is_left_open_is_settled_and_kept():
+    assert settled(Recipe(method="ssgd"), "cpu") == Recipe(method="ssgd", level=0.25, precision="fp32")
+    assert settled(Recipe(method="ssgd", level=0.5, precision="bf16"), "cpu").level == 0.5
+    assert settled(Recipe(level=0.5), "cpu").level is None  # plain SGD has none
+
+
+def test_the_protocol_on_cifar_is_the_papers():
+    for name in ("cifar10", "cifar100"):
+        recipe = get(name)
+        assert (recipe.data, recipe.batch, recipe.optimizer, recipe.momentum) == (name, 128, "sgd", 0.9)
+        assert recipe.schedule.epochs == 175 and recipe.augment and recipe.lr_for_batch is None
+        assert [recipe.schedule.lr(epoch) for epoch in (0, 74, 75, 124, 125, 174)] == pytest.approx(
+            [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+        )
+
+
+def test_table_1_has_the_papers_rows():
+    rows = {name.removeprefix("table1/cifar100/") for name in RECIPES if name.startswith("table1/cifar100/")}
+    assert rows == {"75-50-50", "37S-25S-25S", "75-50-25S", "75-25S-50", "75-25S-25S"}
+    for data_set in ("cifar10", "cifar100"):
+        found = {row: get(f"table1/{data_set}/{row}") for row in rows}
+        assert {recipe.model for recipe in found.values()} == {"resnet20"}
+        assert all(recipe.schedule.passes <= 175 for recipe in found.values())
+        assert found["75-50-50"].method == "sgd" and found["75-25S-25S"].method == "ssgd"
+
+
+def test_table_2_has_the_papers_models_and_levels():
+    levels = {
+        "resnet20": (0.4, 0.5),
+        "resnet56": (0.4, 0.5),
+        "wrn28-2": (0.5, 0.7),
+        "wrn28-4": (0.5, 0.7),
+        "vgg6": (0.7, 0.9),
+        "vgg16": (0.7, 0.9),
+    }
+    for data_set in ("cifar10", "cifar100"):
+        assert sum(name.startswith(f"table2/{data_set}/") for name in RECIPES) == 3 * len(levels)
+        for model, pair in levels.items():
+            plain = get(f"table2/{data_set}/{model}/sgd")
+            assert (plain.model, plain.method, plain.data, len(plain.seeds)) == (model, "sgd", data_set, 5)
+            for level in pair:
+                recipe = get(f"table2/{data_set}/{model}/ssgd-{level}")
+                assert {"name", "method", "level"} == recipe.differences(plain).keys()
+                assert (recipe.method, recipe.level) == ("ssgd", level)
+
+
+def test_table_3_has_the_papers_batch_epochs_and_level():
+    for depth in (18, 50):
+        recipe = get(f"table3/resnet{depth}/ssgd")
+        assert (recipe.model, recipe.batch, recipe.schedule.epochs) == (f"imagenet-resnet{depth}", 1024, 90)
+        assert (recipe.level, get(f"table3/resnet{depth}/sgd").method) == (0.25, "sgd")
+
+
+def test_figure_3_has_the_papers_levels_on_all_conv_and_dense():
+    for part in ("all", "conv", "dense"):
+        for tenths in range(1, 11):
+            recipe = get(f"fig3/{part}/{tenths / 10:g}")
+            assert (recipe.model, recipe.data, recipe.method) == ("resnet20", "cifar100", "ssgd")
+            assert (recipe.level, recipe.perturb, len(recipe.seeds)) == (tenths / 10, part, 5)
+
+
+def test_figure_5_has_the_papers_batches_and_restarts():
+    for batch in (1024, 2048, 4096, 16384):
+        for method in ("sgd", "ssgd"):
+            steps, restarts = get(f"fig5/{method}/{batch}"), get(f"fig5/{method}r/{batch}")
+            assert {steps.data, restarts.data} == {"cifar10"} and {steps.batch, restarts.batch} == {batch}
+            assert steps.schedule.epochs == 175 and restarts.schedule.epochs == 300
+            assert steps.schedule.lr(0) == restarts.schedule.lr(0) == 0.1
+            assert [phase.period for phase in restarts.schedule.phases] == [10, 20, 40, 80, 160]
+            assert methods.get(restarts.method).warm_restarts and not methods.get(steps.method).warm_restarts
+
+
+def test_unknown_recipes_suggest_near_names():
+    with pytest.raises(ValueError, match="no recipe called 'cifr100': did you mean cifar100 or cifar10"):
+        get("cifr100")
+    with pytest.raises(ValueError, match=rf"no recipe called 'zzz': `ssgd recipes` lists all {len(RECIPES)}"):
+        get("zzz")
