@@ -219,3 +219,10 @@ def test_unknown_recipes_suggest_near_names():
         get("cifr100")
     with pytest.raises(ValueError, match=rf"no recipe called 'zzz': `ssgd recipes` lists all {len(RECIPES)}"):
         get("zzz")
+
+
+def test_another_method_begins_with_its_own_level():
+    recipe = get("table2/cifar10/resnet20/ssgd-0.5")
+    assert recipe.with_changes(["method=sam"]).level is None
+    assert recipe.with_changes(["method=sam", "level=0.1"]).level == 0.1
+    assert recipe.with_changes(["method=ssgd"]).level == 0.5

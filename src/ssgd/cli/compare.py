@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from itertools import product
 
-from ..train.configure import from_command_line
+from ..recipes.configure import from_command_line
 from ..train.recipe import Recipe, override
 from ..train.terminal import ended, show
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..train.configure import from_command_line
+from ..recipes.configure import from_command_line
 from ..train.terminal import ended, show
 
 

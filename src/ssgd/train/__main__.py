@@ -9,14 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .configure import from_changes
+from ..recipes import listing
+from ..recipes.configure import from_changes
 from .terminal import ended, show
 
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        from ..recipes import listing
-
         print(f"{__doc__}\n{listing()}")
         return 0 if arguments else 2
     return ended(lambda: show(*from_changes(arguments[0], arguments[1:])))

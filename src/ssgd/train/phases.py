@@ -109,6 +109,8 @@ def parse(
             raise ValueError(f"phases={text} has no end of its own: give epochs=300, say")
         if anneal != "steps":
             raise ValueError(f"phases={text} anneals by cosines of its own: leave out anneal={anneal}")
+        if len(lr) > 1:
+            raise ValueError(f"phases={text} begins every cosine at one rate: give lr={lr[0]:g}, not {len(lr)} rates")
         found = _cycles(int(first), int(factor), round(epochs * times), lr[0], method, level)
         return Schedule(found, warm_up)
     if registry.get(method).warm_restarts:

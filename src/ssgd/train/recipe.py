@@ -181,6 +181,8 @@ def override(config: Configuration, changes: Iterable[str]) -> Configuration:
             values["level"] = read_value("level", float, level)
         else:
             values[name] = read_value(name, hints[name], text)
+    if values.get("method", getattr(config, "method", None)) != getattr(config, "method", None):
+        values.setdefault("level", None)  # a level means another thing for another method
     return replace(config, **values)  # type: ignore[type-var]
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from .execution import Execution
-from .recipe import Recipe, override
-from .rundir import RunDir
+from ..train.execution import Execution
+from ..train.recipe import Recipe, override
+from ..train.rundir import RunDir
+from .registry import get
 
 
 def from_changes(name: str, changes: Sequence[str]) -> tuple[Recipe, Execution]:
@@ -55,8 +56,6 @@ def from_command_line(name: str | None, arguments: Sequence[str], program: str) 
 
 
 def _recipe(name: str) -> Recipe:
-    from ..recipes import get  # recipes know this package
-
     if (Path(name) / "recipe.json").is_file():
         return Recipe.from_json(RunDir(name).recipe() or {})
     return get(name)

@@ -1,0 +1,57 @@
+"""What knows what: no part of the package imports one that stands above it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "ssgd"
+BELOW = {
+    "core": set(),
+    "schedules": {"core"},
+    "reference": {"core"},
+    "optimizer": {"core"},
+    "methods": {"core", "optimizer"},
+    "models": set(),
+    "data": {"core"},
+    "train": {"core", "optimizer", "methods", "models", "data"},
+    "recipes": {"train"},
+    "demo": {"core", "optimizer", "data"},
+}
+ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "train/__main__.py")  # they may know everything
+
+
+def files():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(ENTRY_POINTS):
+            yield pytest.param(path, id=name)
+
+
+@pytest.mark.parametrize("path", list(files()))
+def test_imports_go_downwards_only(path):
+    inside = path.relative_to(PACKAGE).with_suffix("").parts
+    allowed = BELOW[inside[0]] | {inside[0]}
+    for part in imported(path, inside):
+        assert part in allowed, f"{'/'.join(inside)} imports {part}"
+
+
+def test_core_is_loaded_alone_by_whoever_wraps_an_optimizer():
+    import subprocess
+    import sys
+
+    code = "import sys, ssgd; print([m for m in sys.modules if m.startswith('ssgd.')])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "ssgd.optimizer" in loaded
+    assert not any(f"ssgd.{part}" in loaded for part in ("train", "methods", "models", "data", "recipes", "cli"))
+
+
+def imported(path, inside):
+    """The parts of the package that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = inside[: len(inside) - node.level] if path.name != "__init__.py" else inside[: -node.level]
+            target = (*base, *(node.module or "").split(".")) if node.module else base
+            yield from [target[0]] if target else [a.name for a in node.names if (PACKAGE / a.name).is_dir()]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ssgd."):
+            yield node.module.split(".")[1]
