@@ -26,7 +26,7 @@ from ssgd.core.buckets import make_buckets
 from ssgd.core.noise import LAWS
 from ssgd.core.points import DeviceSeed, FusedTwoPoints, TwoPoints
 
-NETS = {"resnet20": ("resnet20", 100), "wrn28_4": ("wrn28-4", 100), "resnet50": ("resnet50", 1000)}
+NETS = {"resnet20": ("resnet20", 100), "wrn28_4": ("wrn28-4", 100), "resnet50": ("imagenet-resnet50", 1000)}
 MOVES = ("plus", "rest", "minus", "restore")
 # Reads and writes of all weights in each move. With torch, plus copies (2), draws (1), takes two norms (2) and adds
 # (3); rest copies w + n and w (4); minus doubles (2) and subtracts (3).

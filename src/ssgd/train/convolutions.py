@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CHANNELS = (16, 32, 64)
+SERVED = ((16, 16, 1), (32, 32, 1), (64, 64, 1), (16, 32, 2), (32, 64, 2))  # inputs, outputs, stride: ResNet20's
 DTYPES = (torch.bfloat16, torch.float16)
 LARGEST = 2**28  # elements of an input: places are counted in 32 bits
 
 
 def use_fast_convolutions(net: nn.Module) -> int:
-    """Let the 3×3 convolutions of 16, 32 or 64 channels use the kernels of this package; returns how many do.
+    """Let the 3×3 convolutions of ResNet20 and its like use the kernels of this package; returns how many do.
 
     They serve bf16 and fp16 on CUDA, by autocast or by dtype; other calls go to torch as before. Names, parameters and
     state_dict stay. Results differ from cuDNN's in rounding alone. There are no second derivatives.
@@ -43,10 +43,9 @@ class FastConv2d(nn.Conv2d):
 
 def _serves(conv: nn.Conv2d) -> bool:
     return (
-        conv.in_channels in CHANNELS
-        and conv.out_channels in CHANNELS
+        (conv.in_channels, conv.out_channels, conv.stride[0]) in SERVED
+        and conv.stride[0] == conv.stride[1]
         and conv.kernel_size == (3, 3)
-        and conv.stride in ((1, 1), (2, 2))
         and conv.padding == (1, 1)
         and conv.padding_mode == "zeros"
         and conv.dilation == (1, 1)
