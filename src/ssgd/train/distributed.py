@@ -18,9 +18,11 @@ from torch.utils import _pytree as pytree
 from ..core.parallel import is_sharded
 from .execution import Execution
 from .recipe import Recipe
+from .rendezvous import fresh_part
 
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]
+NEED_REPLICAS = ("mirror", "swa", "ema")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ def joined(device: str) -> Iterator[Ranks]:
         return
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    store, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=fresh_part(store, rank, count), rank=rank, world_size=count)
     try:
         yield _present()
     except BaseException:
@@ -60,12 +64,17 @@ def joined(device: str) -> Iterator[Ranks]:
 
 def check(recipe: Recipe, execution: Execution, ranks: Ranks) -> None:
     """Refuses what so many processes cannot do, before anything is made."""
-    if ranks.count % 2 and any(phase.method == "mirror" for phase in recipe.schedule.phases):
+    methods = [phase.method for phase in recipe.schedule.phases]
+    if ranks.count % 2 and "mirror" in methods:
         raise ValueError(
             f"method=mirror needs an even number of processes, not {ranks.count}: use torchrun --nproc-per-node 2, say"
         )
     if not ranks.several:
         return
+    if recipe.parallel == "fsdp" and (unserved := [name for name in methods if name in NEED_REPLICAS]):
+        raise ValueError(f"method={unserved[0]} does not go with sharded weights: use parallel=ddp")
+    if recipe.parallel == "fsdp" and recipe.per_rank:
+        raise ValueError("per_rank=true does not go with sharded weights, which all ranks share: use parallel=ddp")
     if recipe.batch % ranks.count:
         raise ValueError(
             f"batch={recipe.batch} cannot be divided evenly among {ranks.count} processes: use a multiple of"

@@ -89,7 +89,8 @@ def drive(
                 if job.over:
                     live.remove(job)
                     progress.end(job)
-            if all(job.stopped for job in live) if live else waiting and asked():
+            stopped = all(job.stopped for job in live) if live else bool(waiting) and asked()
+            if stopped:
                 raise Stopped(stop() or signal.SIGTERM)  # another rank may have had the signal
     finally:
         for job in jobs:

@@ -194,7 +194,8 @@ class Run:
         if not self.method.halves or not ranks.several or size % (2 * ranks.count):
             return self._part(self.epoch, self.step_in_epoch, size, ranks)
         parts = [self._part(self.epoch, 2 * self.step_in_epoch + i, size // 2, ranks) for i in (0, 1)]
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+        with self._on_stream():
+            return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     def _part(self, epoch: int, step: int, size: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
         """Made on the device's default stream, where runs share what is made, and waited for on this run's own."""

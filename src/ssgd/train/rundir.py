@@ -165,12 +165,15 @@ def environment() -> dict[str, Any]:
 
 
 def _source(package: Path) -> dict[str, Any]:
-    """The commit that the package's files are tracked in, not that of a project which has it installed somewhere."""
+    """The commit that the package's files are tracked in, not that of a project which has it installed somewhere.
+
+    Copied without its repository, as into a container, the package can be told by SSGD_COMMIT.
+    """
     try:
         _git(package, "ls-files", "--error-unmatch", "__init__.py")
         commit = _git(package, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     except (OSError, subprocess.SubprocessError):
-        return {"commit": None, "dirty": None}
+        return {"commit": os.environ.get("SSGD_COMMIT"), "dirty": None}
     return {"commit": commit.removesuffix("-dirty"), "dirty": commit.endswith("-dirty")}
 
 
