@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -39,6 +39,21 @@ class GraphStep:
         if isinstance(self.step.opt, Noisy):
             self.step.opt.before_replay()
         self.graph.replay()
+
+
+class GraphOf:
+    """What ``work()`` computes from tensors that stay where they are, captured once: every call computes it anew."""
+
+    def __init__(self, work: Callable[[], Tensor]) -> None:
+        work()
+        torch.cuda.current_stream().synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            self.out = work()
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.out
 
 
 @contextmanager

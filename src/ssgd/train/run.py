@@ -21,13 +21,14 @@ from ..core.noise import mix
 from ..core.noisy import Noisy
 from ..core.selection import select
 from ..core.wrapper import Wrapper
+from ..data.on_device import DeviceImages
 from ..data.registry import Source
 from ..methods import registry
 from ..methods.averaging import Averaging
 from . import classify
 from .convolutions import use_fast_convolutions
 from .distributed import Ranks, in_step, load_whole_state, of_each_rank, same_buffers, total, whole_state, wrap
-from .graphs import GraphStep, unchanged
+from .graphs import GraphOf, GraphStep, unchanged
 from .pair import PairStep, can_pair
 from .phases import Phase
 from .recipe import Recipe
@@ -81,6 +82,7 @@ class Run:
         self.lr: Tensor | float = torch.tensor(recipe.lr[0], device=device) if on_gpu else recipe.lr[0]
         self.opt: Wrapper | None = None
         self._step: Step | GraphStep | None = None
+        self._test: GraphOf | None = None
         self._rate: float | None = None  # what the tensor lr holds
         self._settled = not ranks.several or self.sharded
         self._take_up(self.phase)
@@ -146,7 +148,10 @@ class Run:
             mine = batches(rank=ranks.rank, ranks=ranks.count)
             if self.sharded:
                 mine = in_step(mine, net, lambda: next(batches(size=1))[0], ranks, self.device)
-            sums = classify.count(net, mine, self._autocast, self.device)
+            if part == "test" and net is self.net and self.graph and isinstance(self.source, DeviceImages):
+                sums = self._test_graph()
+            else:
+                sums = classify.count(net, mine, self._autocast, self.device)
             return classify.summary(total(sums) if ranks.several else sums, part, self.source.classes)
 
     def weights(self) -> dict[str, Tensor]:
@@ -295,6 +300,14 @@ class Run:
         self.say(f"{self.method.name}: no CUDA graph ({reason}); stepping eagerly")
         return self._eager
 
+    def _test_graph(self) -> Tensor:
+        """The sums over the test images, from a graph: it is asked for after every epoch."""
+        if self._test is None:
+            self._test = GraphOf(
+                lambda: classify.count(self.net, self.source.test_batches(), self._autocast, self.device)
+            )
+        return self._test()
+
     def _set_lr(self, rate: float) -> None:
         if isinstance(self.lr, Tensor):
             if rate != self._rate:
@@ -327,7 +340,7 @@ class Run:
         average = self._average
         net = self.net if average is None else average
         again = self.recipe.recompute_bn or average is not None
-        kept = [buffer.clone() for buffer in net.buffers()]
+        kept = [buffer.clone() for buffer in net.buffers()] if again else []
         if again:
             self._seed_layers()
             with self._autocast():
