@@ -51,7 +51,16 @@ def test_new_then_resumed_then_finished(run):
     assert json.loads((run.path / "environment.json").read_text()) == HERE
 
 
+def test_a_recipe_that_never_came_to_anything_can_be_corrected(run):
+    run.rewrite_metrics([])
+    run.close()
+    again = RunDir(run.path)
+    assert again.open({**RECIPE, "batch": 64}, HERE) == "new"
+    assert again.recipe()["batch"] == 64
+
+
 def test_another_recipe_is_refused_field_by_field(run):
+    run.add_metrics({"epoch": 1})
     run.close()
     before = (run.path / "recipe.json").read_bytes()
     asked = {**RECIPE, "lr": [0.2], "settings": {"noise": 0.2, "law": "sign"}, "batch": 64}

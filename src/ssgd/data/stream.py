@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ class Stream:
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
+            worker_init_fn=_apart,
             generator=torch.Generator(),  # or starting would draw from torch's own, which the training uses
         )
         self._running: Iterator[tuple[Tensor, Tensor] | str] = iter(())
@@ -85,3 +87,9 @@ class Images(Dataset[Any]):
             except Exception as problem:  # pillow has many kinds, and the loader would bury the sentence in its own
                 return f"{path} cannot be read as an image ({problem}): replace it, or take it out of its folder"
         return torch.from_numpy(images), torch.tensor([label for _, label, _ in request])
+
+
+def _apart(_: int) -> None:
+    """A signal meant for the training's process group leaves its workers alone: the training ends them itself."""
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)

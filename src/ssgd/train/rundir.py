@@ -98,16 +98,17 @@ class RunDir:
         return self._read("recipe.json")
 
     def _state(self, asked: Mapping[str, Any]) -> State:
-        here = self.recipe()
+        here, left = self.recipe(), self._left()
+        if here is None and left:
+            raise ValueError(
+                f"{self.path} holds {' and '.join(left)} but no recipe.json to say of what:"
+                " choose another --out, or delete the folder"
+            )
         if here is None:
-            left = [name for name in ("metrics.jsonl", "checkpoints", "result.json") if (self.path / name).exists()]
-            if left:
-                raise ValueError(
-                    f"{self.path} holds {' and '.join(left)} but no recipe.json to say of what:"
-                    " choose another --out, or delete the folder"
-                )
             return "new"
         differing = _differing(here, json.loads(_line(asked)))
+        if differing and not left:
+            return "new"  # it never came to a first epoch or checkpoint: a mistyped recipe
         if differing:
             raise ValueError(
                 f"{self.path} holds a run of another recipe:\n  "
@@ -115,6 +116,11 @@ class RunDir:
                 + "\nchoose another --out, or delete the folder to start anew"
             )
         return "resume" if self.result() is None else "finished"
+
+    def _left(self) -> list[str]:
+        """What a run has left behind that would be lost."""
+        names = ("metrics.jsonl", "checkpoints", "result.json")
+        return [name for name in names if _content(self.path / name)]
 
     def _lock(self) -> None:
         with explained(self.path):
@@ -138,6 +144,13 @@ class RunDir:
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
         return _parsed(path.read_bytes(), str(path)) if path.exists() else None
+
+
+def _content(path: Path) -> bool:
+    """Whether there is anything in a file or folder."""
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists() and path.stat().st_size > 0
 
 
 def find_runs(folder: str | Path) -> list[RunDir]:
