@@ -44,7 +44,7 @@ def test_reads_plain_and_compressed_files(root) -> None:
     assert plain.train_labels.tolist() == [3, 4, 5, 6, 7] and plain.test_labels.tolist() == [8, 9]
     assert plain.train_images[0, 0, 0, :12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
     for file in list((root / "mnist").iterdir()):
-        file.with_name(file.name + ".gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.with_name(file.name + ".gz").write_bytes(gzip.compress(file.read_bytes(), mtime=0))
         file.unlink()
     packed = mnist("mnist", root, download=False)
     assert torch.equal(packed.train_images, plain.train_images) and torch.equal(packed.test_labels, plain.test_labels)
@@ -66,7 +66,7 @@ def test_digits_are_not_flipped_but_clothes_are(root) -> None:
         ("train-images-idx3-ubyte", FILES["train-labels-idx1-ubyte"] * 3, "its first number is 2049, not 2051"),
         ("t10k-images-idx3-ubyte", idx((2, 28, 27)), "its images are 28×27, not 28×28"),
         ("t10k-labels-idx1-ubyte", idx((2,))[:-1] + b"\x0a", "it has a class 10"),
-        ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx((2,)))[:-9], "end-of-stream"),
+        ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx((2,)), mtime=0)[:-9], "end-of-stream"),
         ("t10k-labels-idx1-ubyte.gz", b"<html>not found</html>", "[Nn]ot a gzipped file"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_missing_file_says_where_to_get_it(root) -> None:
 
 def test_only_what_is_missing_is_downloaded(root, monkeypatch) -> None:
     (root / "mnist" / "train-images-idx3-ubyte").unlink()
-    packed = gzip.compress(FILES["train-images-idx3-ubyte"])
+    packed = gzip.compress(FILES["train-images-idx3-ubyte"], mtime=0)
     md5 = {name: hashlib.md5(packed).hexdigest() for name in FILES}
     monkeypatch.setitem(module.PUBLISHED_MD5, "mnist", md5)
     with serving({"/train-images-idx3-ubyte.gz": packed}) as server:

@@ -1,0 +1,187 @@
+"""Training on a CUDA device: graphs, passes at the same time, runs side by side, and resume, to the bit.
+
+Without pytest: PYTHONPATH=src python tests/test_cuda_train.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssgd.methods.registry import METHODS
+from ssgd.train import Execution, Recipe, compare, train
+from ssgd.train.distributed import Ranks
+from ssgd.train.execution import set_up, settled
+from ssgd.train.files import read_safetensors
+from ssgd.train.job import Job, Sources
+from ssgd.train.run import Run
+
+try:
+    import pytest
+
+    pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+except ImportError:  # then the last lines run the tests
+    pass
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+SHORT = Recipe(name="short", model="resnet20", data="fake", phases="2-1", lr=(0.05, 0.005), batch=64)
+EXACT = Execution(deterministic=True, progress=False, checkpoint_seconds=0.0)
+
+
+def test_a_run_repeats_itself_to_the_bit() -> None:
+    with folders() as (one, other):
+        for method in ("sgd", "ssgd", "split", "sam"):
+            recipe = replace(SHORT, method=method, name=method)
+            train(recipe, replace(EXACT, out=one))
+            train(recipe, replace(EXACT, out=other))
+            same_end(one, other, method)
+
+
+def test_runs_side_by_side_are_those_of_each_alone() -> None:
+    recipes = [replace(SHORT, method=m, name=m, seeds=(0, 1)) for m in ("sgd", "ssgd", "split", "sam")]
+    with folders() as (together, alone):
+        jobs = compare(recipes, replace(EXACT, out=together))
+        assert all(job.failure is None for job in jobs), [job.failure for job in jobs]
+        for recipe in recipes:
+            for seed in recipe.seeds:
+                train(replace(recipe, seeds=(seed,)), replace(EXACT, out=alone))
+                same_end(together, alone, recipe.name, seed)
+
+
+def test_a_run_that_was_cut_ends_as_one_that_was_not() -> None:
+    with folders() as (whole, cut):
+        recipe = replace(SHORT, phases="1-1S-1", lr=(0.05, 0.01, 0.005), method="split", level=0.15)
+        train(recipe, replace(EXACT, out=whole))
+        for steps in (3, 5, 6, 2):
+            advance(recipe, replace(EXACT, out=cut), steps)
+        train(recipe, replace(EXACT, out=cut))
+        same_end(whole, cut, recipe.name)
+
+
+def test_the_graph_of_every_method_is_its_eager_step() -> None:
+    for name in METHODS:
+        if name in ("mirror", "sgd-2x", "sgdr", "ssgdr"):  # ranks; the others are steps of sgd and ssgd
+            continue
+        said: list[str] = []
+        runs = [fresh(name, said, graph=graph) for graph in (True, False)]
+        for run in runs:
+            for _ in range(4):
+                run.step()
+            torch.cuda.synchronize()
+        if METHODS[name].make.not_capturable if isinstance(METHODS[name].make, type) else None:
+            assert said, f"{name} should say why it is not captured"
+        else:
+            assert not said, said
+        for a, b in zip(*(tensors(run) for run in runs), strict=True):
+            assert torch.equal(a, b), name
+
+
+def test_both_passes_at_the_same_time_are_the_passes_in_turn() -> None:
+    for name in ("ssgd", "split"):
+        for graph in (True, False):
+            pair, turn = (fresh(name, [], graph=graph, pair=pair) for pair in (True, False))
+            for run in (pair, turn):
+                for _ in range(4):
+                    run.step()
+                torch.cuda.synchronize()
+            for a, b in zip(pair.net.parameters(), turn.net.parameters(), strict=True):
+                assert torch.equal(a, b), name
+            for a, b in zip(pair.net.buffers(), turn.net.buffers(), strict=True):
+                assert torch.allclose(a.float(), b.float(), rtol=1e-4, atol=1e-5), name
+
+
+def test_a_compiled_step_is_near_the_eager_one() -> None:
+    compiled, eager = (fresh("ssgd", [], compiled=c, precision="fp32") for c in (True, False))
+    for run in (compiled, eager):
+        run.step()
+        torch.cuda.synchronize()
+    for a, b in zip(compiled.net.parameters(), eager.net.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_one_that_diverges_ends_alone() -> None:
+    with folders() as (out, _):
+        good, bad = replace(SHORT, name="good"), replace(SHORT, name="bad", lr=(1e9, 1e9))
+        jobs = compare([good, bad], Execution(progress=False, out=out))
+        assert jobs[0].failure is None and jobs[0].result is not None
+        assert "the loss is" in str(jobs[1].failure)
+
+
+# --- how ------------------------------------------------------------------------------------------------------------
+
+
+class folders:  # noqa: N801 - used as a function
+    """Two empty folders."""
+
+    def __enter__(self) -> tuple[str, str]:
+        self._held = [tempfile.TemporaryDirectory() for _ in range(2)]
+        return self._held[0].name, self._held[1].name
+
+    def __exit__(self, *_: object) -> None:
+        for held in self._held:
+            held.cleanup()
+
+
+def same_end(one: str, other: str, name: str, seed: int = 0) -> None:
+    places = [Path(folder) / name / f"seed-{seed}" for folder in (one, other)]
+    first, second = (read_safetensors(place / "weights.safetensors") for place in places)
+    for key, value in first.items():
+        assert torch.equal(value, second[key]), f"{name}: {key}"
+    assert places[0].joinpath("metrics.jsonl").read_bytes() == places[1].joinpath("metrics.jsonl").read_bytes(), name
+
+
+def advance(recipe: Recipe, execution: Execution, steps: int) -> None:
+    """Some steps of a job, as a process that is then killed takes them."""
+    set_up(settled(recipe, "cuda"), execution)
+    job = Job(recipe, 0, execution, Ranks(), print)
+    job.begin(Sources(execution))
+    for _ in range(steps):
+        if job.over:
+            break
+        job.advance()
+    torch.cuda.synchronize()
+    job.close()
+
+
+def fresh(name: str, said: list[str], **options: Any) -> Run:
+    """A run without compilation, from the same first weights each time."""
+    precision = options.pop("precision", "bf16")
+    recipe = replace(SHORT, method=name, precision=precision, phases="9", lr=(0.05,), batch=32)
+    set_up(recipe, EXACT)
+    device = torch.device("cuda", 0)
+    return Run(recipe, 0, Sources(EXACT).get(recipe, device), device, Ranks(), say=said.append, **options)
+
+
+def tensors(run: Run) -> list[torch.Tensor]:
+    state = [t for s in run.opt.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+    return [*run.net.parameters(), *run.net.buffers(), *state, run.sums]
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("skipped: needs a CUDA device")
+        return 0
+    failed = 0
+    for name, test in list(globals().items()):
+        if name.startswith("test_") and (len(sys.argv) == 1 or any(word in name for word in sys.argv[1:])):
+            began = time.time()
+            try:
+                test()
+                print(f"pass {name} {time.time() - began:.0f} s", flush=True)
+            except Exception:
+                failed += 1
+                print(f"FAIL {name}\n{traceback.format_exc()}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
