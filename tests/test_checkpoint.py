@@ -10,9 +10,9 @@ from fractions import Fraction
 import pytest
 import torch
 
+from ssgd.files import DiskProblem, write_whole
 from ssgd.train import checkpoint as module
 from ssgd.train.checkpoint import Checkpoints, weights
-from ssgd.train.files import DiskProblem, write_whole
 
 from .test_files import small_disk
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from ssgd.methods.registry import METHODS
+from ssgd.safetensors import read_safetensors
 from ssgd.train import Execution, Recipe, compare, train
 from ssgd.train.distributed import Ranks
 from ssgd.train.execution import set_up, settled
-from ssgd.train.files import read_safetensors
 from ssgd.train.job import Job, Sources
 from ssgd.train.run import Run
 

@@ -9,16 +9,15 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from ssgd.train.files import (
+from ssgd.files import (
     DTYPES,
     DiskProblem,
     append_line,
     drop_cut_line,
-    read_safetensors,
     remove_drafts,
-    write_safetensors,
     write_whole,
 )
+from ssgd.safetensors import read_safetensors, write_safetensors
 
 NUMBERS = {
     "weight": torch.randn(3, 5),

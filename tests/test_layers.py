@@ -8,13 +8,16 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "ssgd"
 BELOW = {
     "core": set(),
+    "files": set(),
+    "safetensors": {"files"},
     "schedules": {"core"},
     "reference": {"core"},
     "optimizer": {"core"},
     "methods": {"core", "optimizer"},
     "models": set(),
     "data": {"core"},
-    "train": {"core", "optimizer", "methods", "models", "data"},
+    "analysis": {"core", "files"},
+    "train": {"core", "optimizer", "methods", "models", "data", "files", "safetensors"},
     "recipes": {"train"},
     "demo": {"core", "optimizer", "data"},
 }

@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from ssgd.train.files import DiskProblem
+from ssgd.files import DiskProblem
 from ssgd.train.rundir import RunDir, _source, environment, find_runs
 
 from .test_files import make_read_only, small_disk

@@ -14,9 +14,9 @@ from ssgd import SSGD, models
 from ssgd.core.noise import mix
 from ssgd.data import registry
 from ssgd.methods import METHODS
+from ssgd.safetensors import read_safetensors
 from ssgd.train import Execution, Recipe, RunDir, compare, train
 from ssgd.train.distributed import Ranks
-from ssgd.train.files import read_safetensors
 from ssgd.train.run import Diverged, Run
 
 CPU = torch.device("cpu")

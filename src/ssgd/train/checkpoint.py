@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from .files import explained, remove_drafts, write_whole
+from ..files import explained, remove_drafts, write_whole
 
 DIGEST = 64  # hexadecimal digits of a sha256
 

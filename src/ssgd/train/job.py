@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from ..data.registry import Source, load
+from ..files import append_line
 from ..methods import registry
+from ..safetensors import write_safetensors
 from .checkpoint import Checkpoints
 from .distributed import Ranks, by_first, total
 from .execution import Execution, settled
-from .files import append_line, write_safetensors
 from .recipe import Recipe
 from .run import Run
 from .rundir import RunDir, environment

@@ -18,8 +18,8 @@ import torch
 
 import ssgd
 
+from ..files import append_line, drop_cut_line, explained, remove_drafts, write_whole
 from .checkpoint import Checkpoints
-from .files import append_line, drop_cut_line, explained, remove_drafts, write_whole
 
 if sys.platform != "win32":
     import fcntl

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 
+from ..files import DiskProblem
 from .engine import Stopped, compare
 from .execution import Execution
-from .files import DiskProblem
 from .job import Job
 from .recipe import Recipe
 from .run import Diverged
