@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from ssgd.files import (
-    DTYPES,
     DiskProblem,
     append_line,
     drop_cut_line,
     remove_drafts,
     write_whole,
 )
-from ssgd.safetensors import read_safetensors, write_safetensors
+from ssgd.safetensors import DTYPES, read_safetensors, write_safetensors
 
 NUMBERS = {
     "weight": torch.randn(3, 5),
