@@ -11,7 +11,6 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from ssgd.core.halves import halves
 from ssgd.train.pair import PairStep
-from ssgd.train.steps import counted
 
 
 class StackedStep(PairStep):
@@ -22,25 +21,24 @@ class StackedStep(PairStep):
         self.trained = [name for name, p in self.model.named_parameters() if p.requires_grad]
         self.stacked = torch.compile(self._stacked, dynamic=False) if compiled else self._stacked
 
-    def __call__(self, x: Tensor, y: Tensor) -> None:
-        parts: Sequence[tuple[Any, float]] = halves((x, y)) if self.method.halves else [((x, y), 0.5)] * 2
+    def __call__(self, *batch: Tensor) -> None:
+        parts: Sequence[tuple[Any, float]] = halves(batch) if self.method.halves else [(batch, 0.5)] * 2
         plus, minus = (self._leaves(moved) for moved in self.opt.both_points())
         with torch.no_grad():
             weights = {name: torch.stack([plus[name].detach(), minus[name].detach()]) for name in plus}
             statistics = {name: torch.stack([t, t]) for name, t in self.statistics.items()}
             xs, ys = (torch.stack([parts[i][0][k] for i in (0, 1)]) for k in (0, 1))
         with self.counters.held():
-            grads, (losses, rights) = self.stacked(weights, statistics, xs, ys)
+            grads, sums = self.stacked(weights, statistics, xs, ys)
         with torch.no_grad():
             pairs = [[grads[name][i] for name in self.trained] for i in (0, 1)]
             self._leave_gradients(pairs, [share for _, share in parts])
             for i in (0, 1):
                 torch._foreach_copy_(list(self.moved[i].values()), [t[i] for t in statistics.values()])
-                self.sums += counted(losses[i], rights[i], ys[i])
+                self.sums += sums[i]
             self._apply_statistics()
         self.counters.add(2)
-        self.opt.step()
-        self.opt.zero_grad()
+        self._update()
 
     def _stacked(self, weights: Any, statistics: Any, xs: Tensor, ys: Tensor) -> Any:
         def loss(weights: Any, statistics: Any, x: Tensor, y: Tensor) -> Any:
@@ -49,7 +47,7 @@ class StackedStep(PairStep):
                     lambda inputs: functional_call(self.model, {**weights, **statistics}, inputs), x, y
                 )
 
-        gradients, (value, right) = vmap(grad_and_value(loss, has_aux=True), randomness="different")(
+        gradients, (_, counted) = vmap(grad_and_value(loss, has_aux=True), randomness="different")(
             weights, statistics, xs, ys
         )
-        return gradients, (value, right)
+        return gradients, counted

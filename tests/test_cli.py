@@ -63,7 +63,7 @@ def test_options_and_words_mix(here, capsys):
         ("split", 0.3, 25, False)
     }
     table = capsys.readouterr().out.splitlines()
-    assert " ".join(table[0].split()) == "recipe method passes seeds test % min max train % seconds a run"
+    assert " ".join(table[0].split()) == "recipe method passes seeds test min max train seconds a run"
     assert re.match(r"digits  split\(0\.3\)  1 +2 +\d+\.\d\d ± \d+\.\d\d", table[1])
 
 
@@ -187,7 +187,7 @@ def test_the_bar_shows_loss_accuracy_rate_and_time_left(here, capsys):
     words = [word for word in SHORT if word != "progress=false"]
     assert main(["train", "digits", *words, "phases=30"]) == 0
     shown = capsys.readouterr().err
-    assert re.search(r"digits/seed-0 epoch \d+: loss \d\.\d{3}, \d+\.\d %, test \d+\.\d\d %", shown)
+    assert re.search(r"digits/seed-0 epoch \d+: loss \d\.\d{3}, \d+\.\d %, test accuracy \d+\.\d\d %", shown)
     assert re.search(r"\[\d\d:\d\d<\d\d:\d\d, +\d.*images/s", shown)
     assert re.search(r"100%.* 3\.00k/3\.00k ", shown)  # 30 epochs of 100 images
 

@@ -31,6 +31,7 @@ class Folder:
     function of seed, epoch and place in the epoch, so that a training may start at any step.
     """
 
+    kind = "images"
     channels = 3
 
     def __init__(

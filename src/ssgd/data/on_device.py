@@ -24,6 +24,8 @@ class DeviceImages:
     allows, flipped. Order, moves and flips are a function of seed and epoch alone, the same on every device.
     """
 
+    kind = "images"
+
     def __init__(
         self,
         images: ImageSet,

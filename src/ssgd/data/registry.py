@@ -24,13 +24,14 @@ NAMES = ("cifar10", "cifar100", "mnist", "fashion-mnist", "digits", "fake")
 class Batches(Protocol):
     """An epoch of training images."""
 
-    def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]: ...
+    def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, ...]: ...
 
 
 class Source(Protocol):
     """What a training needs of its data: batches on the device, normalised, as a function of seed, epoch and step."""
 
     name: str
+    kind: str  # of learning: "images", …
     classes: int
     channels: int
 
@@ -38,11 +39,9 @@ class Source(Protocol):
 
     def epoch(self, seed: int, number: int) -> Batches: ...
 
-    def test_batches(self, size: int = ..., rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def test_batches(self, size: int = ..., rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]: ...
 
-    def clean_train_batches(
-        self, size: int = ..., rank: int = 0, ranks: int = 1
-    ) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def clean_train_batches(self, size: int = ..., rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]: ...
 
 
 def load(

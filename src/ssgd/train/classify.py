@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Autocast = Callable[[], AbstractContextManager[None]]
-Batches = Iterable[tuple[Tensor, Tensor]]
+from .kinds import Autocast, Batches
+
+COMPILES = True
+CAPTURES = True
+EVERY_EPOCH = ("test",)
+AT_THE_END = ("train",)
 
 
 def objective(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean loss, and how many answers are right."""
+    """The mean loss; and summed over the images: loss, right answers, images."""
     logits = model(x).float()
-    return F.cross_entropy(logits, y), (logits.detach().argmax(1) == y).sum()
+    loss = F.cross_entropy(logits, y)
+    right = (logits.detach().argmax(1) == y).sum()
+    return loss, torch.stack([loss.detach() * len(y), right.to(loss), torch.full_like(loss.detach(), len(y))])
+
+
+def progress(sums: list[float]) -> dict[str, float]:
+    """An epoch's means over its passes, from objective()'s sums."""
+    loss, right, images = sums
+    return {"loss": loss / images, "accuracy": 100 * right / images}
 
 
 @torch.no_grad()
@@ -38,9 +49,9 @@ def count(net: nn.Module, batches: Batches, autocast: Autocast, device: torch.de
     return sums
 
 
-def summary(sums: Tensor, part: str, classes: int) -> dict[str, float]:
+def summary(sums: list[float], part: str, classes: int) -> dict[str, float]:
     """Mean loss and accuracies in percent, from count()'s sums."""
-    loss, right, among_five, images = sums.tolist()
+    loss, right, among_five, images = sums
     found = {f"{part}_loss": loss / images, f"{part}_accuracy": 100 * right / images}
     if classes >= 100:
         found[f"{part}_top5_accuracy"] = 100 * among_five / images

@@ -21,7 +21,7 @@ from .recipe import Recipe
 from .rendezvous import fresh_part
 
 T = TypeVar("T")
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]
 NEED_REPLICAS = ("mirror", "swa", "ema")
 
 

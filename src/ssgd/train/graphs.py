@@ -18,24 +18,22 @@ WARM_UP = 3  # torch asks for some steps on the stream before capture; compilati
 class GraphStep:
     """``step`` captured once, replayed for every batch of the same shape. Weights and optimizer stay as they were."""
 
-    def __init__(self, step: Step, net: nn.Module, x: Tensor, y: Tensor) -> None:
+    def __init__(self, step: Step, net: nn.Module, batch: tuple[Tensor, ...]) -> None:
         self.step = step
-        self.x, self.y = torch.empty_like(x), torch.empty_like(y)
-        self.x.copy_(x)
-        self.y.copy_(y)
+        self.batch = [tensor.clone() for tensor in batch]
         self.graph = torch.cuda.CUDAGraph()
         with unchanged(net, step.opt, step.sums):
             for _ in range(WARM_UP):
-                step(self.x, self.y)
+                step(*self.batch)
             torch.cuda.current_stream().synchronize()
             if isinstance(step.opt, Noisy):
                 step.opt.register_graph(self.graph)
             with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
-                step(self.x, self.y)
+                step(*self.batch)
 
-    def __call__(self, x: Tensor, y: Tensor) -> None:
-        self.x.copy_(x)
-        self.y.copy_(y)
+    def __call__(self, *batch: Tensor) -> None:
+        for mine, given in zip(self.batch, batch, strict=True):
+            mine.copy_(given)
         if isinstance(self.step.opt, Noisy):
             self.step.opt.before_replay()
         self.graph.replay()

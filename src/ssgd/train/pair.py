@@ -17,7 +17,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..core.halves import halves
 from ..core.wrapper import Wrapper
 from ..optimizer import SSGD
-from .steps import Objective, Step, counted
+from .kinds import Objective
+from .steps import Step
 
 Weights = dict[str, Tensor]
 
@@ -57,15 +58,15 @@ class PairStep(Step):
         if self.sums.is_cuda:
             self.streams = [torch.cuda.Stream(self.sums.device) for _ in range(2)]  # type: ignore[no-untyped-call]
 
-    def __call__(self, x: Tensor, y: Tensor) -> None:
-        parts: Sequence[tuple[Any, float]] = halves((x, y)) if self.method.halves else [((x, y), 0.5)] * 2
+    def __call__(self, *batch: Tensor) -> None:
+        parts: Sequence[tuple[Any, float]] = halves(batch) if self.method.halves else [(batch, 0.5)] * 2
         assert isinstance(self.opt, SSGD)
         sets = [self._leaves(moved) for moved in self.opt.both_points()]
         found = []
         with self.counters.held():
-            for i, ((xb, yb), _) in enumerate(parts):
+            for i, (part, _) in enumerate(parts):
                 with self._branch(i):
-                    found.append(self._pass(sets[i], self.moved[i], xb, yb))
+                    found.append(self._pass(sets[i], self.moved[i], part))
         self._join()
         with torch.no_grad():
             self._leave_gradients([grads for grads, _ in found], [share for _, share in parts])
@@ -73,8 +74,7 @@ class PairStep(Step):
             for _, sums in found:
                 self.sums += sums
         self.counters.add(2)
-        self.opt.step()
-        self.opt.zero_grad()
+        self._update()
 
     def _leaves(self, moved: dict[Tensor, Tensor]) -> Weights:
         """Every parameter as a leaf of its own: where the point is, or, for those without noise, where w is."""
@@ -82,13 +82,13 @@ class PairStep(Step):
             name: moved.get(p, p).detach().requires_grad_(p.requires_grad) for name, p in self.model.named_parameters()
         }
 
-    def _pass(self, weights: Weights, statistics: Weights, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
+    def _pass(self, weights: Weights, statistics: Weights, part: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
         if statistics:
             torch._foreach_copy_(list(statistics.values()), list(self.statistics.values()))
         with self.autocast():
-            loss, right = self.objective_at(self.objective, self.model, {**weights, **statistics}, x, y)
+            loss, counted = self.objective_at(self.objective, self.model, {**weights, **statistics}, *part)
         leaves = [w for w in weights.values() if w.requires_grad]
-        return list(torch.autograd.grad(loss, leaves)), counted(loss, right, y)
+        return list(torch.autograd.grad(loss, leaves)), counted
 
     def _leave_gradients(self, grads: list[list[Tensor]], shares: list[float]) -> None:
         """p.grad as two backward passes leave it: rescaled so that each pass enters with factor one."""
@@ -126,11 +126,10 @@ def laid_out_as(p: Tensor, gradient: Tensor) -> Tensor:
     return gradient if gradient.stride() == p.stride() else torch.empty_like(p).copy_(gradient)
 
 
-def objective_at(objective: Objective, net: nn.Module, state: Weights, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def objective_at(objective: Objective, net: nn.Module, state: Weights, *part: Tensor) -> tuple[Tensor, Tensor]:
     """The objective with other weights and buffers than the net's own."""
 
-    def model(inputs: Tensor) -> Tensor:
-        out: Tensor = functional_call(net, state, inputs)
-        return out
+    def model(*inputs: Tensor) -> Any:
+        return functional_call(net, state, inputs)
 
-    return objective(model, x, y)
+    return objective(model, *part)

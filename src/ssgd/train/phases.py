@@ -43,12 +43,15 @@ class Phase:
 class Schedule:
     """All phases of a training, with a linear warm-up over the first ``warm_up`` epochs.
 
-    With ``peak`` the rate is one cosine from there to 0 over the whole training, whatever the phases' own rates.
+    With ``peak`` the rate is one cosine from there to 0 over the whole training, whatever the phases' own rates. It is
+    divided by ``decay`` once more in every epoch after ``decay_after``.
     """
 
     phases: tuple[Phase, ...]
     warm_up: float = 0.0
     peak: float | None = None
+    decay: float = 1.0
+    decay_after: int = 0
 
     @property
     def epochs(self) -> int:
@@ -74,6 +77,7 @@ class Schedule:
         else:
             at = self.index(math.floor(epoch))
             rate = self.phases[at].lr_at(epoch - sum(phase.epochs for phase in self.phases[:at]))
+        rate /= self.decay ** max(0, math.floor(epoch) + 1 - self.decay_after)
         return rate * min(1.0, epoch / self.warm_up) if self.warm_up else rate
 
     def __str__(self) -> str:
@@ -81,8 +85,9 @@ class Schedule:
             rate = f"{phase.lr:g}" + (f" falling by a cosine of {phase.period} epochs" if phase.period else "")
             return f"{phase.epochs} epochs of {phase.label}" + (f" at {rate}" if self.peak is None else "")
 
+        decay = f"; divided by {self.decay:g} every epoch after {self.decay_after}" if self.decay != 1 else ""
         cosine = "" if self.peak is None else f"; the rate falls from {self.peak:g} by one cosine"
-        return "; ".join(map(text, self.phases)) + cosine
+        return "; ".join(map(text, self.phases)) + cosine + decay
 
 
 def parse(
@@ -94,6 +99,8 @@ def parse(
     epochs: int | None = None,
     anneal: str = "steps",
     warm_up: float = 0.0,
+    decay: float = 1.0,
+    decay_after: int = 0,
 ) -> Schedule:
     """The schedule that ``text`` says.
 
@@ -112,7 +119,7 @@ def parse(
         if len(lr) > 1:
             raise ValueError(f"phases={text} begins every cosine at one rate: give lr={lr[0]:g}, not {len(lr)} rates")
         found = _cycles(int(first), int(factor), round(epochs * times), lr[0], method, level)
-        return Schedule(found, warm_up)
+        return Schedule(found, warm_up, None, decay, decay_after)
     if registry.get(method).warm_restarts:
         raise ValueError(f"{method} trains under warm restarts: give phases=10*2 and epochs=300, say, not {text}")
     if epochs is not None:
@@ -136,7 +143,7 @@ def parse(
     if not any(phase.epochs for phase in phases):
         raise ValueError(f"phases={text} has no epoch to train")
     kept = tuple(phase for phase in phases if phase.epochs)
-    return Schedule(kept, warm_up, peak=rates[0] if anneal == "cosine" else None)
+    return Schedule(kept, warm_up, rates[0] if anneal == "cosine" else None, decay, decay_after)
 
 
 def _cut(text: str) -> list[str]:

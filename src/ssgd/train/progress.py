@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .kinds import judged
+
 if TYPE_CHECKING:
     from .job import Job
 
@@ -44,7 +46,7 @@ class Progress:
 
     def begin(self, job: Job) -> None:
         if job.result is not None:
-            self._say_of(job, f"finished before, test accuracy {job.result['test_accuracy']:.2f} %")
+            self._say_of(job, f"finished before, test {judged(job.result)}")
         elif job.run is not None:
             if job.run.position:
                 self._say_of(job, f"goes on in epoch {job.run.epoch + 1} of {job.run.schedule.epochs}")
@@ -64,11 +66,12 @@ class Progress:
         if job.failure is not None:
             self._say_of(job, f"failed: {job.failure}")
         elif job.result is not None:
-            train, test = job.result["train_accuracy"], job.result["test_accuracy"]
-            self._say_of(job, f"test accuracy {test:.2f} %, training images {train:.2f} % (last epoch, clean weights)")
+            train = judged(job.result, "train")
+            beside = f", training {train}" if train else ""
+            self._say_of(job, f"test {judged(job.result)}{beside} (last epoch, clean weights)")
 
     def _show_epoch(self, job: Job, row: dict[str, Any]) -> None:
-        test = f", test {row['test_accuracy']:.2f} %" if "test_accuracy" in row else ""
+        test = f", test {judged(row)}" if judged(row) else ""
         text = f"epoch {row['epoch']}: loss {row['loss']:.3f}, {row['accuracy']:.1f} %{test}"
         if self._bar is not None:
             self._bar.set_postfix_str(f"{job.label} {text}", refresh=False)

@@ -67,6 +67,13 @@ class Recipe:
     lr_for_batch: int | None = None
     """The batch that lr is meant for: another batch scales it in proportion."""
 
+    decay: float = 1.0
+    """What the rate is divided by, every epoch after ``decay_after``."""
+    decay_after: int = 0
+    """Epochs at the full rate before ``decay`` sets in."""
+    clip: float | None = None
+    """The largest norm of the gradient."""
+
     optimizer: str = "sgd"
     """The base: sgd, adam or adamw."""
     momentum: float = 0.9
@@ -105,6 +112,8 @@ class Recipe:
             raise ValueError(f"seeds must be different numbers, at least one, not {self.seeds}")
         if not self.lr or any(not math.isfinite(rate) or rate < 0 for rate in self.lr):
             raise ValueError(f"lr must be finite and at least 0, not {self.lr}")
+        if not self.decay > 0 or (self.clip is not None and not self.clip > 0):
+            raise ValueError(f"decay and clip must be above 0, not {self.decay} and {self.clip}")
         if self.momentum < 0 or self.weight_decay < 0 or self.warm_up < 0 or self.held_out < 0:
             raise ValueError("momentum, weight_decay, warm_up and held_out must not be negative")
         known = [setting.name for setting in registry.get(self.method).settings][1:]
@@ -126,6 +135,8 @@ class Recipe:
             epochs=self.epochs,
             anneal=self.anneal,
             warm_up=self.warm_up,
+            decay=self.decay,
+            decay_after=self.decay_after,
         )
 
     def with_changes(self, changes: Iterable[str]) -> Recipe:

@@ -7,7 +7,8 @@ ran beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -25,10 +26,10 @@ from ..data.on_device import DeviceImages
 from ..data.registry import Source
 from ..methods import registry
 from ..methods.averaging import Averaging
-from . import classify
 from .convolutions import use_fast_convolutions
 from .distributed import Ranks, in_step, load_whole_state, of_each_rank, same_buffers, total, whole_state, wrap
 from .graphs import GraphOf, GraphStep, unchanged
+from .kinds import kind_of
 from .pair import PairStep, can_pair
 from .phases import Phase
 from .recipe import Recipe
@@ -60,7 +61,7 @@ class Run:
         say: Any = print,
     ) -> None:
         self.recipe, self.seed, self.source, self.device, self.ranks = recipe, seed, source, device, ranks
-        self.compiled, self.graph, self.pair, self.say = compiled, graph, pair, say
+        self.pair, self.say = pair, say
         self.schedule = recipe.schedule
         self.epoch, self.step_in_epoch = 0, 0
         self.steps = source.steps(recipe.batch)
@@ -71,6 +72,7 @@ class Run:
 
         torch.manual_seed(mix(seed, 0))
         self.net = models.build(recipe.model, source.classes, source.channels)
+        self.kind = kind_of(source)
         self._transform()
         if kernels:
             use_fast_convolutions(self.net)
@@ -78,7 +80,10 @@ class Run:
         layout = torch.contiguous_format if self.sharded else torch.channels_last  # FSDP takes no other
         self.net.to(device=device, memory_format=layout)  # type: ignore[call-overload]
         self.model = wrap(self.net, recipe.parallel, recipe.sync_batchnorm, device) if ranks.several else self.net
-        self.objective = torch.compile(classify.objective, dynamic=False) if compiled else classify.objective
+        self.compiled = compiled and self.kind.COMPILES
+        self.graph = graph and self.kind.CAPTURES
+        plain = self.kind.objective
+        self.objective = torch.compile(plain, dynamic=False) if self.compiled else plain
         self.lr: Tensor | float = torch.tensor(recipe.lr[0], device=device) if on_gpu else recipe.lr[0]
         self.opt: Wrapper | None = None
         self._step: Step | GraphStep | None = None
@@ -106,15 +111,17 @@ class Run:
 
     def step(self) -> None:
         """The next batch. At the end of an epoch, finish_epoch() must follow."""
-        x, y = self._batch()
+        batch = self._batch()
         with self._on_stream():
             self._set_lr(self.schedule.lr(self.epoch + self.step_in_epoch / self.steps))
+            if self.stateful and self.step_in_epoch == 0:
+                self.net.reset(len(batch[0]))  # type: ignore[operator]
             if not self._settled:
-                self._settle(x, y)
+                self._settle(batch)
             self._seed_layers()
             if self._step is None:
-                self._step = self._captured(x, y)
-            self._step(x, y)
+                self._step = self._captured(batch)
+            self._step(*batch)
         self.step_in_epoch += 1
 
     @property
@@ -127,23 +134,23 @@ class Run:
         with self._on_stream():
             sums = total(self.sums) if self.ranks.several else self.sums.clone()
             self.sums.zero_()
-        loss, right, images = sums.tolist()
-        if loss != loss or loss in (float("inf"), float("-inf")):
-            raise Diverged(f"the loss is {loss} after epoch {self.epoch + 1}: lower lr or the level")
+        seen = sums.tolist()
+        if not math.isfinite(seen[0]):
+            raise Diverged(f"the loss is {seen[0]} after epoch {self.epoch + 1}: lower lr or the level")
         row: dict[str, Any] = {"epoch": self.epoch + 1, "method": phase.method, "level": phase.level}
-        row |= {"lr": self.schedule.lr(self.epoch), "loss": loss / images, "accuracy": 100 * right / images}
+        row |= {"lr": self.schedule.lr(self.epoch), **self.kind.progress(seen)}
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         if self.done or self.epoch % self.recipe.evaluate_every == 0:
-            row |= self.evaluate("test")
+            for part in self.kind.EVERY_EPOCH:
+                row |= self.evaluate(part)
         self.history.append(row)
         if (self.phase.method, self.phase.level) != (phase.method, phase.level):
             self._take_up(self.phase)
         return row
 
     def evaluate(self, part: str) -> dict[str, float]:
-        """Loss and accuracy of the clean weights on the ``"test"`` or ``"train"`` images, not augmented."""
-        ranks = self.ranks
-        batches = self.source.test_batches if part == "test" else self.source.clean_train_batches
+        """What the clean weights make of a part of the data, ``"test"`` or another, as it is."""
+        ranks, batches = self.ranks, self._batches_of(part)
         with self._on_stream(), self._evaluated_net() as net:
             mine = batches(rank=ranks.rank, ranks=ranks.count)
             if self.sharded:
@@ -151,8 +158,9 @@ class Run:
             if part == "test" and net is self.net and self.graph and isinstance(self.source, DeviceImages):
                 sums = self._test_graph()
             else:
-                sums = classify.count(net, mine, self._autocast, self.device)
-            return classify.summary(total(sums) if ranks.several else sums, part, self.source.classes)
+                sums = self.kind.count(net, mine, self._autocast, self.device)
+            sums = total(sums) if ranks.several else sums
+            return self.kind.summary(sums.tolist(), part, self.source.classes)
 
     def weights(self) -> dict[str, Tensor]:
         """What was judged: the net, or the average where there is one. Every rank must call it."""
@@ -171,6 +179,7 @@ class Run:
                 "step": self.step_in_epoch,
                 "sums": of_each_rank(self.sums, self.ranks),
                 "history": self.history,
+                "carried": self.net.carried() if self.stateful else None,  # type: ignore[operator]
                 **whole_state(self.net, self.opt),
             }
 
@@ -187,39 +196,51 @@ class Run:
             if len(rows) != self.ranks.count:  # cut with another number of ranks: the first goes on from their sum
                 rows = [state["sums"].sum(0)] + [torch.zeros(3)] * (self.ranks.count - 1)
             self.sums.copy_(rows[self.ranks.rank])
+            if self.stateful and self.step_in_epoch:
+                self.net.carry_from(state["carried"])  # type: ignore[operator]
             for group in self.opt.param_groups:
                 group["lr"] = self.lr  # the tensor that a graph reads, not a loaded copy
                 group["fused"] = not self.sharded  # what was saved may have been cut in another way
 
     # --- below here: how --------------------------------------------------------------------------------------------
 
-    def _batch(self) -> tuple[Tensor, Tensor]:
+    @property
+    def stateful(self) -> bool:
+        """Whether the net carries a state from step to step."""
+        return hasattr(self.net, "carry")
+
+    def _batches_of(self, part: str) -> Callable[..., Iterator[tuple[Tensor, ...]]]:
+        names = {"train": "clean_train_batches", "valid": "valid_batches", "test": "test_batches"}
+        found: Callable[..., Iterator[tuple[Tensor, ...]]] = getattr(self.source, names[part])
+        return found
+
+    def _batch(self) -> tuple[Tensor, ...]:
         """This rank's part of the next batch; where halves matter a part of each, as they are for one process."""
         size, ranks = self.recipe.batch, self.ranks
         if not self.method.halves or not ranks.several or size % (2 * ranks.count):
             return self._part(self.epoch, self.step_in_epoch, size, ranks)
         parts = [self._part(self.epoch, 2 * self.step_in_epoch + i, size // 2, ranks) for i in (0, 1)]
         with self._on_stream():
-            return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+            return tuple(torch.cat(pair) for pair in zip(*parts, strict=True))
 
-    def _part(self, epoch: int, step: int, size: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    def _part(self, epoch: int, step: int, size: int, ranks: Ranks) -> tuple[Tensor, ...]:
         """Made on the device's default stream, where runs share what is made, and waited for on this run's own."""
         with nullcontext() if self.stream is None else torch.cuda.stream(torch.cuda.default_stream(self.device)):
-            x, y = self.source.epoch(self.seed, epoch).batch(step, size, ranks.rank, ranks.count)
+            batch = self.source.epoch(self.seed, epoch).batch(step, size, ranks.rank, ranks.count)
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.default_stream(self.device))
-            x.record_stream(self.stream)
-            y.record_stream(self.stream)
-        return x, y
+            for tensor in batch:
+                tensor.record_stream(self.stream)
+        return batch
 
-    def _settle(self, x: Tensor, y: Tensor) -> None:
+    def _settle(self, batch: tuple[Tensor, ...]) -> None:
         """A pass that leaves no trace, for DDP: it lays its buckets out anew after the first one, and the bits of sums
         over ranks depend on the layout. A run taken up would otherwise go on with other bits than one never cut.
         """
         assert self.opt is not None
         with unchanged(self.net, self.opt, self.sums):
             with self._autocast():
-                loss, _ = self.objective(self.model, x, y)
+                loss, _ = self.objective(self.model, *batch)
             loss.backward()  # type: ignore[no-untyped-call]
         self._settled = True
 
@@ -244,10 +265,10 @@ class Run:
 
     def _make_step(self) -> Step:
         assert self.opt is not None
+        rest = self._autocast, self.sums, self.recipe.clip
         if self.pair and can_pair(self.opt, self.model):
-            plain = classify.objective
-            return PairStep(self.method, self.opt, self.model, plain, self._autocast, self.sums, compiled=self.compiled)
-        return Step(self.method, self.opt, self.model, self.objective, self._autocast, self.sums)
+            return PairStep(self.method, self.opt, self.model, self.kind.objective, *rest, compiled=self.compiled)
+        return Step(self.method, self.opt, self.model, self.objective, *rest)
 
     def _noise_options(self) -> dict[str, Any]:
         recipe = self.recipe
@@ -287,12 +308,12 @@ class Run:
         kind = Adam if recipe.optimizer == "adam" else AdamW
         return kind(parameters, self.lr, weight_decay=recipe.weight_decay, fused=not self.sharded)
 
-    def _captured(self, x: Tensor, y: Tensor) -> Step | GraphStep:
+    def _captured(self, batch: tuple[Tensor, ...]) -> Step | GraphStep:
         assert self.opt is not None
         reason = self.opt.not_capturable
         if reason is None:
             try:
-                return GraphStep(self._eager, self.net, x, y)
+                return GraphStep(self._eager, self.net, batch)
             except torch.cuda.OutOfMemoryError:
                 raise
             except RuntimeError as problem:
@@ -304,7 +325,7 @@ class Run:
         """The sums over the test images, from a graph: it is asked for after every epoch."""
         if self._test is None:
             self._test = GraphOf(
-                lambda: classify.count(self.net, self.source.test_batches(), self._autocast, self.device)
+                lambda: self.kind.count(self.net, self.source.test_batches(), self._autocast, self.device)
             )
         return self._test()
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from ..core.wrapper import Wrapper
 from ..methods.registry import Method
 from .counters import BatchCounters
-
-Objective = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], tuple[Tensor, Tensor]]
+from .kinds import Autocast, Objective
 
 
 class Step:
     """Forward and backward at every point of the method, then the base's update.
 
-    ``sums`` gathers loss, right answers and images over all passes, on the device: nobody waits for a number.
+    ``sums`` gathers what the objective counts over all passes, on the device: nobody waits for a number. A model with
+    ``carry()`` keeps a state between steps; every pass begins at that of the step before. ``clip`` bounds the norm of
+    the mean gradient.
     """
 
     def __init__(
@@ -27,8 +27,9 @@ class Step:
         opt: Wrapper,
         model: nn.Module,
         objective: Objective,
-        autocast: Callable[[], AbstractContextManager[None]],
+        autocast: Autocast,
         sums: Tensor,
+        clip: float | None = None,
     ) -> None:
         self.method = method
         self.opt = opt
@@ -36,24 +37,27 @@ class Step:
         self.objective = objective
         self.autocast = autocast
         self.sums = sums
+        self.clip = clip
         self.counters = BatchCounters(model)
+        self.carry: Any = getattr(getattr(model, "module", model), "carry", None)
 
-    def __call__(self, x: Tensor, y: Tensor) -> None:
+    def __call__(self, *batch: Tensor) -> None:
         passes = 0
         with self.counters.held():
-            for point, (xb, yb) in self.method.batches(self.opt, x, y):
+            for point, part in self.method.batches(self.opt, *batch):
                 with point:
                     with self.autocast():
-                        loss, right = self.objective(self.model, xb, yb)
+                        loss, counted = self.objective(self.model, *part)
                     loss.backward()  # type: ignore[no-untyped-call]
-                self.sums += counted(loss, right, yb)
+                self.sums += counted
                 passes += 1
         self.counters.add({"once": 1, "first": 1, "none": 0}.get(getattr(self.opt, "bn_stats", "both"), passes))
+        if self.carry is not None:
+            self.carry()
+        self._update()
+
+    def _update(self) -> None:
+        if self.clip is not None:
+            clip_grad_norm_([p for group in self.opt.param_groups for p in group["params"]], self.clip, foreach=True)
         self.opt.step()
         self.opt.zero_grad()
-
-
-@torch.no_grad()
-def counted(loss: Tensor, right: Tensor, y: Tensor) -> Tensor:
-    """What a pass adds to the sums."""
-    return torch.stack([loss.detach() * len(y), right.to(loss), torch.full_like(loss, len(y))])

@@ -12,6 +12,7 @@ from ..files import DiskProblem
 from .engine import Stopped, compare
 from .execution import Execution
 from .job import Job
+from .kinds import figure
 from .recipe import Recipe
 from .run import Diverged
 
@@ -33,8 +34,8 @@ def show(recipes: Recipe | Sequence[Recipe], execution: Execution) -> int:
 
 
 def table(jobs: Sequence[Job]) -> str:
-    """Test accuracy of the last epoch over the seeds of each recipe."""
-    head = ("recipe", "method", "passes", "seeds", "test %", "min", "max", "train %", "seconds a run")
+    """Test accuracy, or perplexity, of the last epoch over the seeds of each recipe."""
+    head = ("recipe", "method", "passes", "seeds", "test", "min", "max", "train", "seconds a run")
     rows: list[tuple[str, ...]] = [head]
     for name in dict.fromkeys(job.recipe.name for job in jobs):
         mine = [job for job in jobs if job.recipe.name == name]
@@ -44,8 +45,8 @@ def table(jobs: Sequence[Job]) -> str:
         if not results:
             rows.append((name, label, f"{schedule.passes:g}", f"0 of {len(mine)}", *["–"] * 5))
             continue
-        test = [result["test_accuracy"] for result in results]
-        train = [result["train_accuracy"] for result in results]
+        test = [value for result in results if (value := figure(result)) is not None]
+        train = [value for result in results if (value := figure(result, "train")) is not None]
         spread = f" ± {stdev(test):.2f}" if len(test) > 1 else ""
         rows.append(
             (
@@ -56,7 +57,7 @@ def table(jobs: Sequence[Job]) -> str:
                 f"{mean(test):.2f}{spread}",
                 f"{min(test):.2f}",
                 f"{max(test):.2f}",
-                f"{mean(train):.2f}",
+                f"{mean(train):.2f}" if train else "–",
                 f"{mean(result['seconds'] for result in results):.0f}",
             )
         )

@@ -1,0 +1,57 @@
+"""Kinds of learning: what a batch's loss is, and what is told of an epoch. Each kind is a module of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+Autocast = Callable[[], AbstractContextManager[None]]
+Batches = Iterable[tuple[Tensor, ...]]
+Objective = Callable[..., tuple[Tensor, Tensor]]
+MODULES = {"images": "classify", "language": "language"}
+FIGURES = {"accuracy": " %", "perplexity": "", "wer": " %", "cer": " %"}
+
+
+class Kind(Protocol):
+    """What a module of a kind offers."""
+
+    COMPILES: bool  # whether torch.compile may have the objective
+    CAPTURES: bool  # whether all batches have one shape
+    EVERY_EPOCH: tuple[str, ...]  # the parts of the data that are evaluated after each epoch
+    AT_THE_END: tuple[str, ...]  # and those for the result
+
+    def objective(self, model: Any, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss to go down, and three sums: loss, right answers, what both are shared among."""
+
+    def progress(self, sums: list[float]) -> dict[str, float]:
+        """An epoch's means over its passes."""
+
+    def count(self, net: nn.Module, batches: Batches, autocast: Autocast, device: torch.device) -> Tensor:
+        """Sums over a part of the data, with clean weights."""
+
+    def summary(self, sums: list[float], part: str, classes: int) -> dict[str, float]:
+        """What is told of them."""
+
+
+def kind_of(source: Any) -> Kind:
+    """The kind that a data source is for."""
+    return cast(Kind, import_module(f".{MODULES[source.kind]}", __package__))
+
+
+def judged(row: Mapping[str, Any], part: str = "test") -> str | None:
+    """The one figure that a result or an epoch is known by, in words; None where that part was not evaluated."""
+    for name, unit in FIGURES.items():
+        if (value := row.get(f"{part}_{name}")) is not None:
+            return f"{name} {value:.2f}{unit}"
+    return None
+
+
+def figure(row: Mapping[str, Any], part: str = "test") -> float | None:
+    """The same as a number."""
+    found = (row.get(f"{part}_{name}") for name in FIGURES)
+    return next((value for value in found if value is not None), None)
