@@ -23,18 +23,23 @@ def save(result: Any, path: str | Path) -> None:
     arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
-    write_whole(path.with_suffix(".npz"), buffer.getvalue())
-    write_whole(path.with_suffix(".json"), json.dumps({"kind": type(result).__name__, **plain}, indent=1).encode())
+    write_whole(beside(path, ".npz"), buffer.getvalue())
+    write_whole(beside(path, ".json"), json.dumps({"kind": type(result).__name__, **plain}, indent=1).encode())
 
 
 def load(kind: type[T], path: str | Path) -> T:
     """The result that save() wrote."""
     path = Path(path)
-    for file in (path.with_suffix(".npz"), path.with_suffix(".json")):
+    for file in (beside(path, ".npz"), beside(path, ".json")):
         if not file.exists():
             raise FileNotFoundError(f"{file} is not there: a result is a pair of files, .npz and .json")
-    plain = json.loads(path.with_suffix(".json").read_text())
+    plain = json.loads(beside(path, ".json").read_text())
     if plain.pop("kind") != kind.__name__:
         raise ValueError(f"{path} does not hold a {kind.__name__}")
-    with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
+    with np.load(beside(path, ".npz"), allow_pickle=False) as arrays:
         return kind(**{**plain, **{name: arrays[name] for name in arrays.files}})
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """``path`` with the suffix; a dot in its name, as in ``level-0.15``, is part of the name."""
+    return path.with_name(path.name.removesuffix(".npz").removesuffix(".json") + suffix)

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ..core.batchnorm import recompute_bn
+from ..core.checks import check_choice
 
 
 def samples(batch: Any) -> int:
@@ -58,15 +60,29 @@ class Task:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, and afterwards every module in the mode it was in."""
+def evaluating(model: nn.Module, mode: str = "eval") -> Iterator[None]:
+    """The model in eval mode, and afterwards every module in the mode it was in.
+
+    ``mode="train"`` lets batch-norm, and nothing else, work with the statistics of each batch; the running ones stay.
+    """
+    check_choice("mode", mode, ("eval", "train"))
     modes = {module: module.training for module in model.modules()}
+    dropouts = {module: module.dropout for module in modes if isinstance(module, nn.RNNBase)}
+    tracking = {module: module.track_running_stats for module in modes if isinstance(module, _NormBase)}
     model.eval()
+    for norm in tracking if mode == "train" else ():
+        norm.training, norm.track_running_stats = True, False
+    for recurrent in dropouts:  # cuDNN has no backward in eval mode, and without dropout the other is the same
+        recurrent.training, recurrent.dropout = True, 0.0
     try:
         yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        for module, training in modes.items():
+            module.training = training
+        for recurrent, dropout in dropouts.items():
+            recurrent.dropout = dropout
+        for norm, tracked in tracking.items():
+            norm.track_running_stats = tracked
 
 
 @contextmanager

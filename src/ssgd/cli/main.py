@@ -8,9 +8,19 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import compare, methods, models, recipes, train
+from . import compare, line, methods, models, plane, recipes, sharpness, spectrum, train
 
-COMMANDS = {"train": train, "compare": compare, "recipes": recipes, "methods": methods, "models": models}
+COMMANDS = {
+    "train": train,
+    "compare": compare,
+    "line": line,
+    "plane": plane,
+    "spectrum": spectrum,
+    "sharpness": sharpness,
+    "recipes": recipes,
+    "methods": methods,
+    "models": models,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

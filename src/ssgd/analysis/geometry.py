@@ -1,0 +1,272 @@
+"""Lines, planes and random directions through solutions: weights as a function of one or two coordinates."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..core.checks import check_choice, check_seed
+from ..core.noise import mix
+from ..core.selection import magnitudes
+
+State = Mapping[str, Tensor]
+Parameters = nn.Module | Collection[str]
+Array = NDArray[np.float64]
+Axes = tuple[Array, ...]
+
+COLLINEAR = 1e-5  # of its distance: what rounding leaves of a third float32 solution on the line of the others
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Geometry(ABC):
+    """What lines, planes and directions share.
+
+    A solution is a whole ``state_dict``. Which of its tensors move, the others being buffers, is told by the model or
+    by their names. The solutions are copied, and combined on the device of the first.
+    """
+
+    anchors: tuple[State, ...] = field(init=False)
+    moving: tuple[str, ...] = field(init=False)
+    coordinates: Array = field(init=False)  # of the anchors, a row each
+    names: Sequence[str] = field(kw_only=True)  # of the anchors, for pictures
+
+    @abstractmethod
+    def grid(self, points: int = 21) -> Axes:
+        """The values of each coordinate, of which the grid is the product."""
+
+    @abstractmethod
+    def shares(self, *coordinates: float) -> tuple[float, ...]:
+        """How much of each anchor the point holds; together they are one."""
+
+    def weights_at(self, *coordinates: float) -> dict[str, Tensor]:
+        """The parameters there; at an anchor its own, bit for bit."""
+        anchor = self._anchor_at(coordinates)
+        if anchor is not None:
+            return {name: anchor[name].clone() for name in self.moving}
+        return {name: self._blended(name, coordinates) for name in self.moving}
+
+    def buffers_at(self, *coordinates: float, mode: str) -> dict[str, Tensor]:
+        """``"keep"``: those of the nearest anchor. ``"interpolate"``: combined as the weights are, counters kept."""
+        check_choice("mode", mode, ("interpolate", "keep"))
+        nearest = self.anchors[int(np.linalg.norm(self.coordinates - coordinates, axis=1).argmin())]
+        buffers = {name: tensor.clone() for name, tensor in nearest.items() if name not in self.moving}
+        if mode == "interpolate" and self._anchor_at(coordinates) is None:
+            for name, tensor in buffers.items():
+                if tensor.is_floating_point():
+                    buffers[name] = self._blended(name, coordinates)
+                if name.endswith("running_var"):
+                    buffers[name].clamp_(min=0)  # beyond the anchors a share is negative, and a variance may not be
+        return buffers
+
+    def digest(self) -> str:
+        """A number for the anchors' tensors, equal where all of them are."""
+        found = hashlib.sha256(repr((type(self).__name__, self.moving)).encode())
+        for state in self.anchors:
+            for name, tensor in sorted(state.items()):
+                found.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+                found.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+    def _take(self, states: Sequence[State], parameters: Parameters, **own: Any) -> None:
+        anchors, named = _copied(states), _names(parameters)
+        if len(self.names) != len(anchors):
+            raise ValueError(f"names={self.names!r} must be {len(anchors)}, one a solution")
+        missing = sorted(named - anchors[0].keys())
+        if missing or not named:
+            what = f"{missing[0]!r} is none of them" if missing else "none was named"
+            raise ValueError(f"parameters must be the model, or names of tensors in the solutions: {what}")
+        moving = tuple(name for name in anchors[0] if name in named)  # in one order, whoever gave the names
+        for name, value in {"anchors": anchors, "moving": moving, **own}.items():
+            object.__setattr__(self, name, value)
+
+    def _anchor_at(self, coordinates: Sequence[float]) -> State | None:
+        if len(coordinates) != self.coordinates.shape[1]:
+            raise ValueError(
+                f"a {type(self).__name__} has {self.coordinates.shape[1]} coordinates, not {len(coordinates)}"
+            )
+        at = (self.coordinates == coordinates).all(axis=1)
+        return self.anchors[int(at.argmax())] if at.any() else None
+
+    def _blended(self, name: str, coordinates: Sequence[float]) -> Tensor:
+        tensors = [state[name] for state in self.anchors]
+        return _blend(self.shares(*coordinates), tensors).to(tensors[0].dtype)
+
+    def _distance(self, shares: Sequence[float]) -> float:
+        """The length of a combination of the anchors whose shares add up to zero, in double precision."""
+        return math.sqrt(self._dot(shares, shares))
+
+    def _dot(self, shares: Sequence[float], others: Sequence[float]) -> float:
+        total = 0.0
+        for name in self.moving:
+            tensors = [state[name] for state in self.anchors]
+            products = _blend(shares, tensors) * _blend(others, tensors)
+            total += float(products.cpu().numpy().sum())  # torch's sum depends on the threads, and a file is to go on
+        if not math.isfinite(total):
+            raise ValueError("a solution holds weights that are not finite: there is no way through it")
+        return total
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Line(Geometry):
+    """The straight line through two solutions, ``a`` at 0 and ``b`` at 1."""
+
+    a: InitVar[State]
+    b: InitVar[State]
+    parameters: InitVar[Parameters]
+    names: Sequence[str] = field(default=("a", "b"), kw_only=True)
+
+    def __post_init__(self, a: State, b: State, parameters: Parameters) -> None:
+        self._take((a, b), parameters, coordinates=np.array([[0.0], [1.0]]))
+        if not self._distance((-1, 1)):
+            raise ValueError("a and b are the same weights: a line needs two different solutions")
+
+    def grid(self, points: int = 61, margin: float = 0.5) -> Axes:
+        """From ``margin`` before a to ``margin`` beyond b."""
+        return (np.linspace(-margin, 1 + margin, points),)
+
+    def shares(self, *coordinates: float) -> tuple[float, ...]:
+        (t,) = coordinates
+        return 1 - t, t
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plane(Geometry):
+    """The plane through three solutions (Garipov et al., arXiv:1802.10026).
+
+    Coordinates count distance in weights: the first runs from ``a`` to ``b``, the second at a right angle, towards
+    ``c``.
+    """
+
+    a: InitVar[State]
+    b: InitVar[State]
+    c: InitVar[State]
+    parameters: InitVar[Parameters]
+    names: Sequence[str] = field(default=("a", "b", "c"), kw_only=True)
+
+    def __post_init__(self, a: State, b: State, c: State, parameters: Parameters) -> None:
+        self._take((a, b, c), parameters)
+        to_b, to_c = self._distance((-1, 1, 0)), self._distance((-1, 0, 1))
+        if not to_b or not to_c:
+            raise ValueError(f"a and {'c' if to_b else 'b'} are the same weights: a plane needs three solutions")
+        along = self._dot((-1, 1, 0), (-1, 0, 1)) / to_b
+        part = along / to_b
+        across = self._distance((part - 1, -part, 1))
+        if across <= COLLINEAR * to_c:
+            raise ValueError("the three solutions lie on one line: there is no plane through them; use Line")
+        object.__setattr__(self, "coordinates", np.array([[0.0, 0.0], [to_b, 0.0], [along, across]]))
+
+    def grid(self, points: int = 21, margin: float = 0.2) -> Axes:
+        """All three solutions and, on each side, ``margin`` of their extent."""
+        low, high = self.coordinates.min(axis=0), self.coordinates.max(axis=0)
+        edge = margin * (high - low)
+        return tuple(np.linspace(low[i] - edge[i], high[i] + edge[i], points) for i in (0, 1))
+
+    def shares(self, *coordinates: float) -> tuple[float, ...]:
+        x, y = coordinates
+        _, (to_b, _), (along, across) = self.coordinates.tolist()
+        of_c = y / across
+        of_b = (x - of_c * along) / to_b
+        return 1 - of_b - of_c, of_b, of_c
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Directions(Geometry):
+    """One or two random directions around a solution (Li et al., arXiv:1712.09913), a function of the seed alone.
+
+    A direction is Gaussian and has in each filter (``"filter"``: a row of the tensor) or tensor (``"layer"``) the norm
+    of the weights there. Biases and normalisation stay: only tensors of two or more dimensions move.
+    """
+
+    centre: InitVar[State]
+    parameters: InitVar[Parameters]
+    count: int = 2
+    seed: int = 0
+    normalise: str = "filter"
+    names: Sequence[str] = field(default=("centre",), kw_only=True)
+    directions: tuple[State, ...] = field(init=False)
+
+    def __post_init__(self, centre: State, parameters: Parameters) -> None:
+        check_seed(self.seed)
+        check_choice("normalise", self.normalise, ("filter", "layer", "none"))
+        if self.count not in (1, 2):
+            raise ValueError(f"count must be 1 or 2 directions, not {self.count!r}")
+        self._take((centre,), parameters, coordinates=np.zeros((1, self.count)))
+        tensors = [self.anchors[0][name] for name in self.moving]
+        still = magnitudes(tensors)
+        weights = {n: t for n, t in zip(self.moving, tensors, strict=True) if t.dim() >= 2 and id(t) not in still}
+        if not weights:
+            raise ValueError("no parameter has two or more dimensions, and biases stay: there is no direction to go")
+        drawn = tuple(_direction(weights, mix(self.seed, i), self.normalise) for i in range(self.count))
+        object.__setattr__(self, "directions", drawn)
+
+    def grid(self, points: int = 51, reach: float = 1.0) -> Axes:
+        """From ``-reach`` to ``reach`` along each direction."""
+        return (np.linspace(-reach, reach, points),) * self.count
+
+    def shares(self, *coordinates: float) -> tuple[float, ...]:
+        return (1.0,)
+
+    def weights_at(self, *coordinates: float) -> dict[str, Tensor]:
+        weights = super().weights_at(*coordinates)
+        if any(coordinates):
+            for name in self.directions[0]:
+                steps = zip(coordinates, self.directions, strict=True)
+                moved = sum((x * direction[name] for x, direction in steps), start=weights[name].double())
+                weights[name] = moved.to(weights[name].dtype)
+        return weights
+
+
+def _copied(states: Sequence[State]) -> tuple[State, ...]:
+    """Copies, because a ``state_dict`` follows its model; alike in their names and shapes."""
+    first = states[0]
+    for state in states:
+        for name, value in state.items():
+            if not isinstance(value, Tensor):
+                kind = type(value).__name__
+                raise ValueError(f"a solution must be a state_dict of tensors, but {name!r} is of type {kind}")
+        if state.keys() != first.keys():
+            name = sorted(state.keys() ^ first.keys())[0]
+            raise ValueError(f"the solutions are of different models: only some of them have {name!r}")
+        for name in first:
+            if state[name].shape != first[name].shape:
+                shapes = f"{tuple(first[name].shape)} and {tuple(state[name].shape)}"
+                raise ValueError(f"the solutions are of different models: {name!r} has the shapes {shapes}")
+    return tuple(
+        {name: tensor.detach().to(first[name].device, copy=True) for name, tensor in state.items()} for state in states
+    )
+
+
+def _names(parameters: Parameters) -> set[str]:
+    if isinstance(parameters, nn.Module):
+        return {name for name, _ in parameters.named_parameters()}  # tied ones once, so that they count once
+    return {parameters} if isinstance(parameters, str) else set(parameters)
+
+
+def _blend(shares: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of the tensors by their shares, in double precision."""
+    total = torch.zeros_like(tensors[0], dtype=torch.float64)
+    for share, tensor in zip(shares, tensors, strict=True):
+        total.add_(tensor, alpha=share)
+    return total
+
+
+def _direction(weights: State, seed: int, normalise: str) -> State:
+    generator = torch.Generator().manual_seed(seed)  # the CPU's, so that every device goes the same way
+    direction = {}
+    for name, weight in weights.items():
+        drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.device)
+        if normalise != "none":
+            parts = (len(weight), -1) if normalise == "filter" else (1, -1)
+            length, aim = (t.reshape(parts).norm(dim=1, keepdim=True) for t in (drawn, weight.double()))
+            drawn = (drawn.reshape(parts) * (aim / length)).reshape(weight.shape)
+        direction[name] = drawn
+    return direction

@@ -1,0 +1,146 @@
+"""Pictures for a paper, from results: lines, planes, spectra (matplotlib)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..files import write_whole
+from .spectrum import Spectrum
+from .surface import Surface
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float64]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
+ON_THE_MAP = ("#D55E00", "#CC79A7", "#000000")  # those of them that stand out against viridis
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^")
+LABELS = {"loss": "loss", "error": "error, %"}
+LEVELS = 14  # of a contour picture
+
+
+def draw_line(surface: Surface, path: str | Path | None = None) -> Figure:
+    """Loss, and error where there is one, of every task along a line or a single direction."""
+    if surface.y.size:
+        raise ValueError("this surface has two coordinates: draw it with draw_plane()")
+    shown = ["loss", "error"] if np.isfinite(surface.errors).any() else ["loss"]
+    figure = _figure(4.5 * len(shown), 3.5)
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for panel, what in zip(panels, shown, strict=True):
+        for i, task in enumerate(surface.tasks):
+            colour = COLOURS[i % len(COLOURS)]
+            panel.plot(surface.x, surface.values(task, what), DASHES[i % len(DASHES)], color=colour, label=task)
+            for at, value, marker in zip(surface.anchors, surface.at_anchors(task, what), MARKERS, strict=False):
+                panel.plot(at, value, marker, color=colour, markeredgecolor="white")
+        for name, (at,) in zip(surface.names, surface.anchors, strict=True):
+            panel.axvline(at, color="0.7", linewidth=0.8, zorder=0)
+            panel.annotate(name, (at, 1.02), xycoords=("data", "axes fraction"), ha="center")
+        panel.set(xlabel=axis_labels(surface)[0], ylabel=LABELS[what])
+    panels[0].legend()
+    return _saved(figure, path)
+
+
+def draw_plane(surface: Surface, of: str = "train", what: str = "loss", path: str | Path | None = None) -> Figure:
+    """Contours of one task's ``"loss"`` or ``"error"`` over a plane or two directions, the solutions marked."""
+    values = on_a_plane(surface, of, what)
+    extent_x, extent_y = np.ptp(surface.x), np.ptp(surface.y)
+    figure = _figure(5.5, float(np.clip(1 + 4 * extent_y / extent_x, 2.5, 8)))
+    from matplotlib.colors import BoundaryNorm
+    from matplotlib.patheffects import withStroke
+
+    levels = spread_levels(values)
+    panel = figure.subplots()
+    known = np.ma.masked_invalid(values).T
+    filled = panel.contourf(surface.x, surface.y, known, levels, cmap="viridis", norm=BoundaryNorm(levels, 256))
+    panel.contour(surface.x, surface.y, known, levels[1:-1], colors="white", linewidths=0.4)
+    for name, (x, y), marker, colour in zip(surface.names, surface.anchors, MARKERS, ON_THE_MAP, strict=False):
+        panel.plot(x, y, marker, color=colour, markeredgecolor="white", markersize=9, label=name)
+        outline = [withStroke(linewidth=2.5, foreground="white")]
+        panel.annotate(name, (x, y), xytext=(7, 7), textcoords="offset points", path_effects=outline)
+    along, across = axis_labels(surface)
+    panel.set(xlabel=along, ylabel=across, aspect="equal", title=f"{of} {LABELS[what]}")
+    bar = figure.colorbar(filled, ticks=levels, ax=panel)
+    bar.ax.set_yticklabels([f"{level:.3g}" for level in levels])
+    return _saved(figure, path)
+
+
+def draw_spectrum(spectra: Mapping[str, Spectrum], path: str | Path | None = None) -> Figure:
+    """The densities of eigenvalues, negative and positive ones, on a logarithmic scale, ± error between probes.
+
+    All are drawn with bells of one width, a hundredth of the widest range, so that their heights compare.
+    """
+    figure = _figure(6, 3.5)
+    panel = figure.subplots()
+    low = min(spectrum.smallest for spectrum in spectra.values())
+    high = max(spectrum.largest for spectrum in spectra.values())
+    span = (high - low) or 1.0
+    grid = np.linspace(low - span / 20, high + span / 20, 1001)
+    highest = 0.0
+    for i, (name, spectrum) in enumerate(spectra.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        _, density, error = spectrum.density(grid, span / 100)
+        panel.plot(grid, density, DASHES[i % len(DASHES)], color=colour, label=name)
+        panel.fill_between(grid, density - error, density + error, color=colour, alpha=0.2, linewidth=0)
+        highest = max(highest, float(density.max()))
+    panel.axvline(0, color="0.7", linewidth=0.8, zorder=0)
+    panel.set(xlabel="eigenvalue of the Hessian", ylabel="density", yscale="log", ylim=(1e-7 * highest, 3 * highest))
+    panel.legend()
+    return _saved(figure, path)
+
+
+def on_a_plane(surface: Surface, of: str, what: str) -> Array:
+    """The values over a grid of two coordinates, or a sentence on what is missing."""
+    if not surface.y.size:
+        raise ValueError("this surface has one coordinate: draw it with draw_line()")
+    values = surface.values(of, what)
+    if not np.isfinite(values).any():
+        raise ValueError(f"there is no {what} of {of!r} to draw: no point is done, or the task counts no wrong answers")
+    return values
+
+
+def axis_labels(surface: Surface) -> tuple[str, str]:
+    if surface.geometry == "Directions":
+        return "along the first direction", "along the second direction"
+    if surface.geometry == "Line":
+        return f"from {surface.names[0]} (0) to {surface.names[1]} (1)", ""
+    a, b, c = surface.names
+    return f"distance from {a} towards {b}", f"distance from there towards {c}"
+
+
+def spread_levels(values: Array) -> Array:
+    """Levels whose height above the lowest value grows geometrically; the first holds 2 % of the points."""
+    known = values[np.isfinite(values)]
+    lowest = known.min()
+    heights = known[known > lowest] - lowest
+    if not heights.size:
+        return np.array([lowest, lowest + 1])
+    first, last = np.quantile(heights, 0.02), heights.max()
+    steps = np.geomspace(first, last, LEVELS) if first < last else np.array([last])
+    return np.unique(np.append(lowest, lowest + steps))
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("pictures need matplotlib: pip install matplotlib") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)  # pyplot would choose a backend for the whole process
+    return figure
+
+
+def _saved(figure: Figure, path: str | Path | None) -> Figure:
+    if path is not None:
+        kind = Path(path).suffix[1:]
+        if kind not in ("png", "pdf", "svg"):
+            raise ValueError(f"a picture can be .png, .pdf or .svg, not {str(path)!r}")
+        write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=200))
+    return figure

@@ -1,0 +1,219 @@
+"""Loss and error over a line, a plane or random directions, point by point."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ..core.checks import check_choice
+from ..core.random_state import put_back, snapshot
+from . import journal as journals
+from . import results
+from .geometry import Axes, Directions, Geometry
+from .task import Task, evaluating, kept
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Surface:
+    """What was measured: for each task a loss and an error (in percent) at each point of a grid and at each anchor.
+
+    Missing numbers are nan: points that are not done yet, errors of a task that counts none.
+    """
+
+    geometry: str  # "Line", "Plane" or "Directions"
+    names: list[str]  # of the anchors
+    tasks: list[str]
+    batchnorm: str
+    x: Array
+    y: Array  # empty where there is one coordinate
+    losses: Array  # (tasks, x) or (tasks, x, y)
+    errors: Array
+    anchors: Array  # (anchors, coordinates)
+    anchor_losses: Array  # (tasks, anchors)
+    anchor_errors: Array
+    digest: str  # of the anchors' tensors
+    seed: int | None = None
+    normalise: str | None = None
+    seconds: float | None = None  # all points together; not in the file, which is the same whoever computes it
+
+    def values(self, of: str, what: str = "loss") -> Array:
+        """The ``"loss"`` or ``"error"`` of a task over the grid."""
+        values: Array = self._chosen(what, self.losses, self.errors)[self._place(of)]
+        return values
+
+    def at_anchors(self, of: str, what: str = "loss") -> Array:
+        """The ``"loss"`` or ``"error"`` of a task at the anchors."""
+        values: Array = self._chosen(what, self.anchor_losses, self.anchor_errors)[self._place(of)]
+        return values
+
+    def _place(self, of: str) -> int:
+        check_choice("of", of, tuple(self.tasks))
+        return self.tasks.index(of)
+
+    def _chosen(self, what: str, losses: Array, errors: Array) -> Array:
+        check_choice("what", what, ("loss", "error"))
+        return losses if what == "loss" else errors
+
+
+def evaluate(
+    geometry: Geometry,
+    tasks: Mapping[str, Task],
+    grid: Axes | None = None,
+    batchnorm: str = "recompute",
+    out: str | Path | None = None,
+    progress: bool = True,
+) -> Surface:
+    """Every task at the anchors and at every point of a grid, by default ``geometry.grid()``; the model stays as it is.
+
+    Args:
+        tasks: by name, such as ``{"train": ..., "test": ...}``, all of one model.
+        batchnorm: ``"recompute"`` gathers the statistics again at each point, over the task called ``"train"``, else
+            the first; ``"interpolate"`` combines those of the anchors; ``"keep"`` takes those of the nearest anchor.
+        out: points are written to ``out.jsonl`` as they are done, and the same call goes on where it was cut; at the
+            end ``out.npz`` and ``out.json`` hold the result. Data and loss are yours to keep the same.
+
+    Under ``torchrun`` the points are shared out; every process returns the whole. Each point starts from the same
+    random state, so that shuffling and dropout are alike everywhere.
+    """
+    check_choice("batchnorm", batchnorm, ("recompute", "interpolate", "keep"))
+    model = _common_model(geometry, tasks)
+    axes = geometry.grid() if grid is None else grid
+    header = _header(geometry, tasks, axes, batchnorm)
+    points = [*map(tuple, header["anchors"]), *product(*header["axes"])]
+    path = None if out is None else Path(out)
+    with journals.journal(path, header) as journal:
+        rows = journal.begin()
+        missing = [index for index in range(len(points)) if index not in rows]
+        with kept(model), evaluating(model):
+            for index in _shown(missing[journal.rank :: journal.count], progress and journal.rank == 0):
+                start = time.perf_counter()
+                measured = _measure(geometry, tasks, batchnorm, points[index])
+                rows[index] = {"measured": measured, "seconds": time.perf_counter() - start}
+                journal.write(index, rows[index])
+        rows = journal.end(rows)
+        surface = _surface(header, rows)
+        if path is not None and journal.rank == 0:
+            results.save(replace(surface, seconds=None), path)
+    return surface
+
+
+def so_far(out: str | Path) -> Surface:
+    """What ``evaluate(..., out=out)`` has done until now, nan where it has not been."""
+    return _surface(*journals.read(Path(out)))
+
+
+def _measure(
+    geometry: Geometry, tasks: Mapping[str, Task], batchnorm: str, point: Sequence[float]
+) -> dict[str, tuple[float, float | None]]:
+    """Loss and error of each task at one point. Leaves the model there."""
+    first = next(iter(tasks.values()))
+    with _the_same_random_numbers(first.model):
+        _move(first.model, geometry, batchnorm, point)
+        if batchnorm == "recompute":
+            tasks.get("train", first).recompute_batchnorm()
+        return {name: task.measure() for name, task in tasks.items()}
+
+
+@torch.no_grad()
+def _move(model: nn.Module, geometry: Geometry, batchnorm: str, point: Sequence[float]) -> None:
+    model = _bare(model)
+    targets = {
+        **dict(model.named_buffers(remove_duplicate=False)),
+        **dict(model.named_parameters(remove_duplicate=False)),
+    }
+    buffers = geometry.buffers_at(*point, mode="interpolate" if batchnorm == "interpolate" else "keep")
+    for name, value in (buffers | geometry.weights_at(*point)).items():  # weights last: one tied to them is no buffer
+        targets[name].copy_(value)
+
+
+@contextmanager
+def _the_same_random_numbers(model: nn.Module) -> Iterator[None]:
+    states = snapshot({p.device for p in model.parameters()})
+    torch.manual_seed(0)
+    try:
+        yield
+    finally:
+        put_back(states)
+
+
+def _common_model(geometry: Geometry, tasks: Mapping[str, Task]) -> nn.Module:
+    models = {id(task.model): task.model for task in tasks.values()}
+    if len(models) != 1:
+        raise ValueError(f"the tasks must share one model, which is moved from point to point, not {len(models)}")
+    (model,) = models.values()
+    solution = geometry.anchors[0]
+    expected = {name: t.shape for name, t in _bare(model).state_dict().items() if isinstance(t, torch.Tensor)}
+    for name in sorted({*solution, *expected}):
+        if name not in solution or name not in expected or solution[name].shape != expected[name]:
+            raise ValueError(f"the solutions are not of the tasks' model: {name!r} is not the same in both")
+    return model
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    inner: nn.Module = getattr(model, "_orig_mod", model)  # a compiled model names its tensors otherwise
+    return inner
+
+
+def _header(geometry: Geometry, tasks: Mapping[str, Task], axes: Axes, batchnorm: str) -> journals.Header:
+    """All that an evaluation is a function of, but for data and loss."""
+    if len(axes) != geometry.coordinates.shape[1]:
+        wanted = geometry.coordinates.shape[1]
+        raise ValueError(f"grid must hold the values of each of {wanted} coordinates, as geometry.grid() does")
+    header = {
+        "geometry": type(geometry).__name__,
+        "names": list(geometry.names),
+        "tasks": list(tasks),
+        "batchnorm": batchnorm,
+        "anchors": geometry.coordinates.tolist(),
+        "axes": [np.asarray(axis, dtype=float).tolist() for axis in axes],
+        "seed": geometry.seed if isinstance(geometry, Directions) else None,
+        "normalise": geometry.normalise if isinstance(geometry, Directions) else None,
+        "digest": geometry.digest(),
+    }
+    return header
+
+
+def _surface(header: journals.Header, rows: journals.Rows) -> Surface:
+    anchors, tasks = np.array(header["anchors"]), header["tasks"]
+    shape = [len(axis) for axis in header["axes"]]
+    measured = np.full((2, len(tasks), len(anchors) + math.prod(shape)), np.nan)
+    for index, row in rows.items():
+        measured[:, :, index] = np.array([row["measured"][task] for task in tasks], dtype=float).T
+    losses, errors = measured[:, :, len(anchors) :].reshape(2, len(tasks), *shape)
+    x, y = (*map(np.array, header["axes"]), np.array([]))[:2]
+    return Surface(
+        **{key: header[key] for key in ("geometry", "names", "tasks", "batchnorm", "digest", "seed", "normalise")},
+        x=x,
+        y=y,
+        losses=losses,
+        errors=errors,
+        anchors=anchors,
+        anchor_losses=measured[0, :, : len(anchors)],
+        anchor_errors=measured[1, :, : len(anchors)],
+        seconds=sum(row["seconds"] for row in rows.values()),
+    )
+
+
+def _shown(points: list[int], progress: bool) -> Iterable[int]:
+    if not progress:
+        return points
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        print("without tqdm there is no progress bar: pip install tqdm", file=sys.stderr)
+        return points
+    bar: Iterable[int] = tqdm(points, unit=" points", file=sys.stderr, dynamic_ncols=True)
+    return bar

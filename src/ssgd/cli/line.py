@@ -1,0 +1,44 @@
+"""Loss and error along the straight line between two solutions, beyond both ends."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..train.terminal import ended
+from .looking import add_options, execution
+from .solutions import solution, tasks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="a run's folder, one of its checkpoints, or its weights.safetensors")
+    parser.add_argument("b", metavar="B", help="another of the same net")
+    parser.add_argument("--points", type=int, default=31, help="default: 31")
+    parser.add_argument("--margin", type=float, default=0.5, help="how far beyond the ends (default: 0.5)")
+    parser.add_argument("--batchnorm", choices=("recompute", "interpolate", "keep"), default="recompute")
+    add_options(parser, "line")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    return ended(lambda: work(options))
+
+
+def work(options: argparse.Namespace) -> int:
+    from ..analysis.geometry import Line
+    from ..analysis.pictures import draw_line
+    from ..analysis.surface import evaluate
+
+    a, b = solution(options.a), solution(options.b)
+    found = tasks(a, execution(options), options.limit)
+    line = Line(a.state, b.state, found["train"].model, names=(a.name, b.name))
+    grid = line.grid(options.points, options.margin)
+    surface = evaluate(line, found, grid, options.batchnorm, options.out, progress=not options.quiet)
+    for name in surface.tasks:
+        losses, errors = surface.at_anchors(name), surface.at_anchors(name, "error")
+        ends = ", ".join(
+            f"{who}: loss {x:.4f}, error {y:.2f} %" for who, x, y in zip(surface.names, losses, errors, strict=True)
+        )
+        print(f"{name}: {ends}")
+    draw_line(surface, options.out.with_suffix(".png"))
+    print(f"written: {options.out.with_suffix('.npz')}, .json and .png")
+    return 0

@@ -1,0 +1,25 @@
+"""What the commands that look at solutions have in common: their options, and where results go."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..train.execution import Execution
+
+
+def add_options(parser: argparse.ArgumentParser, out: str) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path(out), help=f"results go to OUT.npz, OUT.json … (default: {out})"
+    )
+    parser.add_argument("--limit", type=int, help="only the first so many training and test samples")
+    parser.add_argument("--folder", help="where the data lie; else $SSGD_DATA, else a cache folder")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def execution(options: argparse.Namespace) -> Execution:
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    return Execution(folder=options.folder, device=options.device)

@@ -1,0 +1,41 @@
+"""Loss and error over the plane through three solutions, as a picture and as a surface that can be turned."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..train.terminal import ended
+from .looking import add_options, execution
+from .solutions import solution, tasks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for name in "ABC":
+        parser.add_argument(name.lower(), metavar=name, help="a run's folder, a checkpoint, or weights.safetensors")
+    parser.add_argument("--points", type=int, default=21, help="on each axis (default: 21)")
+    parser.add_argument("--margin", type=float, default=0.2, help="around the three (default: 0.2)")
+    parser.add_argument("--batchnorm", choices=("recompute", "interpolate", "keep"), default="recompute")
+    add_options(parser, "plane")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    return ended(lambda: work(options))
+
+
+def work(options: argparse.Namespace) -> int:
+    from ..analysis.geometry import Plane
+    from ..analysis.pictures import draw_plane
+    from ..analysis.surface import evaluate
+    from ..analysis.turning import turning_surface
+
+    a, b, c = (solution(path) for path in (options.a, options.b, options.c))
+    found = tasks(a, execution(options), options.limit)
+    plane = Plane(a.state, b.state, c.state, found["train"].model, names=(a.name, b.name, c.name))
+    grid = plane.grid(options.points, options.margin)
+    surface = evaluate(plane, found, grid, options.batchnorm, options.out, progress=not options.quiet)
+    for name in surface.tasks:
+        draw_plane(surface, name, path=options.out.with_name(f"{options.out.name}-{name}.png"))
+        turning_surface(surface, name, path=options.out.with_name(f"{options.out.name}-{name}.html"))
+    print(f"written: {options.out.with_suffix('.npz')}, .json, and a .png and .html of each part of the data")
+    return 0

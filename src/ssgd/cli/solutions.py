@@ -1,0 +1,82 @@
+"""What a training has left, as the analysis looks at it: weights, and the data they were trained and tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import models
+from ..analysis.task import Task
+from ..safetensors import read_safetensors
+from ..train import checkpoint
+from ..train.execution import Execution
+from ..train.job import Sources
+from ..train.kinds import kind_of
+from ..train.recipe import Recipe
+from ..train.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The weights of a run, with the recipe that they come from."""
+
+    name: str
+    recipe: Recipe
+    state: dict[str, Tensor]
+
+
+def solution(path: str | Path) -> Solution:
+    """From a run's folder (its last weights), one of its checkpoints, or its weights.safetensors."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} is not there: name a run's folder, such as runs/digits/seed-0, or a file in it"
+        )
+    folders = [folder for folder in (path, *path.parents) if (folder / "recipe.json").is_file()]
+    if not folders:
+        raise ValueError(f"{path} belongs to no run: no recipe.json in it or above it says what net it is of")
+    recipe = Recipe.from_json(RunDir(folders[0]).recipe() or {})
+    finished = path / "weights.safetensors"
+    if path.suffix == ".safetensors" or finished.is_file():
+        state = read_safetensors(path if path.suffix == ".safetensors" else finished)
+    else:
+        state = checkpoint.weights(path)
+    return Solution(str(path), recipe, state)
+
+
+def tasks(found: Solution, execution: Execution, limit: int | None = None) -> dict[str, Task]:
+    """The net of a solution, with its weights, over its training and its test data; both tasks share it."""
+    device = torch.device(execution.kind)
+    recipe = replace(found.recipe, precision="fp32")
+    if limit is not None:
+        recipe = replace(recipe, train_limit=limit, test_limit=limit)
+    source = Sources(execution).get(recipe, device)
+    net = models.build(recipe.model, source.classes, source.channels)
+    net.load_state_dict(found.state)
+    net.to(device=device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    objective = kind_of(source).objective
+
+    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return objective(model, *batch)[0]
+
+    def wrong(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        counted: Tensor = objective(model, *batch)[1]
+        return counted[2] - counted[1]
+
+    parts: dict[str, Callable[..., Iterator[Any]]] = {"train": source.clean_train_batches, "test": source.test_batches}
+    return {name: Task(net, loss, Again(batches), wrong=wrong) for name, batches in parts.items()}
+
+
+class Again(Iterable[Any]):
+    """What a function gives, from the beginning each time."""
+
+    def __init__(self, batches: Callable[..., Iterator[Any]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches())

@@ -1,0 +1,51 @@
+"""The density of the Hessian's eigenvalues, its ends and its trace, for one solution or several."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..train.terminal import ended
+from .looking import add_options, execution
+from .solutions import solution, tasks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "solutions", nargs="+", metavar="RUN", help="a run's folder, a checkpoint, or weights.safetensors"
+    )
+    parser.add_argument("--steps", type=int, default=90, help="of Lanczos (default: 90)")
+    parser.add_argument("--probes", type=int, default=5, help="random vectors (default: 5)")
+    parser.add_argument("--seed", type=int, default=0)
+    add_options(parser, "spectrum")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    return ended(lambda: work(options))
+
+
+def work(options: argparse.Namespace) -> int:
+    from ..analysis import results
+    from ..analysis.pictures import draw_spectrum
+    from ..analysis.spectrum import spectrum
+
+    carried_out, spectra = execution(options), {}
+    for number, path in enumerate(options.solutions):
+        found = solution(path)
+        task = tasks(found, carried_out, options.limit)["train"]
+        one = spectrum(task, options.steps, options.probes, options.seed, progress=not options.quiet)
+        spectra[found.name] = one
+        mean, error = (values[0] * one.parameters for values in one.moments(1))
+        print(
+            f"{found.name}: largest {one.largest:.4g}, smallest {one.smallest:.4g}, trace {mean:.4g} ± {error:.2g}"
+            f" (batch-norm in {one.mode} mode, {one.passes:.0f} passes over the data, {one.seconds:.0f} s)"
+        )
+        results.save(one, numbered(options.out, number, len(options.solutions)))
+    draw_spectrum(spectra, options.out.with_suffix(".png"))
+    print(f"written: {options.out}*.npz, .json and {options.out.with_suffix('.png')}")
+    return 0
+
+
+def numbered(out: Path, number: int, count: int) -> Path:
+    return out if count == 1 else out.with_name(f"{out.name}-{number}")
