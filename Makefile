@@ -32,7 +32,7 @@ docs: $(VENV)/.docs
 	$(PY) -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build dist site demo.png .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site demo*.png .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Torch goes in first and alone: resolved with the rest, another build could come along.

@@ -6,6 +6,7 @@ import torch
 from ssgd.data import NAMES, Source, load, registry
 from ssgd.data.fake import fake_images
 from ssgd.data.on_device import DeviceImages
+from ssgd.data.speech import NAMES as SPEECH
 
 
 def count(batches) -> int:
@@ -30,7 +31,7 @@ def test_names_with_files_are_read_from_the_folder(monkeypatch, tmp_path) -> Non
             registry, reader, lambda *args, reader=reader: asked.append((reader, *args)) or fake_images()
         )
     monkeypatch.setenv("SSGD_DATA", str(tmp_path))
-    for name in sorted(set(NAMES) - {"digits", "fake"}):
+    for name in sorted(set(NAMES) - {"digits", "fake", "ptb", "fake-text", *SPEECH}):
         assert isinstance(loaded(name, download=False), DeviceImages)
     assert asked == [
         ("cifar", "cifar10", tmp_path, False),
@@ -66,5 +67,7 @@ def test_augmentation_can_be_left_out() -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ValueError, match=r"no data set called 'cifar': use cifar10, .*fake, or the path of a folder"):
+    with pytest.raises(
+        ValueError, match=r"no data set called 'cifar': use cifar10, .*fake, .* or the path of a folder"
+    ):
         loaded("cifar")

@@ -22,7 +22,9 @@ def test_table_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     record = json.loads(raw.read_text())
     assert torch.equal(before, torch.get_rng_state())
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    for file in (picture, tmp_path / "demo-line.png", tmp_path / "demo-spectra.png"):
+        assert file.read_bytes().startswith(b"\x89PNG")
+    assert printed.count("the Hessian's largest eigenvalue is") == 2
     assert record["environment"]["torch"] == torch.__version__
     for method in demo.METHODS:
         (run,) = record["runs"][method.name]
@@ -53,7 +55,7 @@ def test_table_without_matplotlib_and_tqdm(
 
 def test_methods_share_data_and_initialisation() -> None:
     options = demo.parse([*SMALL, "--noise", "0"])
-    sgd, _, both, split = (demo.train(method, 0, options) for method in demo.METHODS)
+    sgd, _, both, split = (demo.train(method, 0, options)[0] for method in demo.METHODS)
     assert sgd.curve == both.curve == split.curve  # without noise all three are SGD
 
 

@@ -19,7 +19,7 @@ BELOW = {
     "analysis": {"core", "files"},
     "train": {"core", "optimizer", "methods", "models", "data", "files", "safetensors"},
     "recipes": {"train"},
-    "demo": {"core", "optimizer", "data"},
+    "demo": {"core", "optimizer", "data", "analysis"},
 }
 ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "train/__main__.py")  # they may know everything
 

@@ -27,6 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssgd import SSGD, __version__
+from ssgd.analysis.geometry import Line
+from ssgd.analysis.pictures import draw_line, draw_spectrum
+from ssgd.analysis.spectrum import spectrum
+from ssgd.analysis.surface import evaluate
+from ssgd.analysis.task import Task
 from ssgd.data.digits import DigitSplit, digits
 
 BATCH = 20
@@ -51,7 +56,7 @@ METHODS = (
     Method("S-SGD both", noisy=True, split=False, epochs=1, passes=2, color="#0072B2", line="--"),
     Method("S-SGD split", noisy=True, split=True, epochs=1, passes=1, color="#D55E00", line="-."),
 )
-SGD = METHODS[0]
+SGD, BOTH = METHODS[0], METHODS[2]
 
 
 @dataclass(frozen=True)
@@ -71,13 +76,18 @@ Runs = dict[Method, list[Run]]
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     runs: Runs = {method: [] for method in METHODS}
+    minima: dict[str, nn.Module] = {}
     for seed, method in with_progress([(seed, method) for seed in range(options.seeds) for method in METHODS]):
-        runs[method].append(train(method, seed, options))
+        run, model = train(method, seed, options)
+        runs[method].append(run)
+        if seed == 0 and method in (SGD, BOTH):
+            minima[method.name] = model
     print(table(runs, options))
     if options.json:
         options.json.write_text(json.dumps(record(runs, options), indent=1) + "\n")
         print(f"Raw numbers: {options.json}")
     draw(runs, options.out)
+    look(minima, options)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -98,7 +108,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def train(method: Method, seed: int, options: argparse.Namespace) -> Run:
+def train(method: Method, seed: int, options: argparse.Namespace) -> tuple[Run, nn.Module]:
     data, model, order = digits(options.train_images, seed), net(seed), torch.Generator().manual_seed(seed)
     base = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     optimizer = SSGD(base, noise=options.noise if method.noisy else 0.0, model=model, seed=seed)  # 0 is SGD itself
@@ -116,7 +126,7 @@ def train(method: Method, seed: int, options: argparse.Namespace) -> Run:
             curve.append((epoch, accuracy(model, data.test_images, data.test_labels)))
 
     clean_train = accuracy(model, data.train_images, data.train_labels)
-    return Run(seed, curve, test=curve[-1][1], train=clean_train, seconds=seconds)
+    return Run(seed, curve, test=curve[-1][1], train=clean_train, seconds=seconds), model
 
 
 def train_epoch(model: nn.Module, optimizer: SSGD, data: DigitSplit, order: torch.Generator, split: bool) -> None:
@@ -230,6 +240,43 @@ def draw(runs: Runs, out: Path) -> None:
     dots.set_xticks(range(1, len(METHODS)), [f"{method.name}\ncost {method.passes}" for method in METHODS[1:]])
     figure.savefig(out, dpi=150)
     print(f"Picture: {out}")
+
+
+def look(minima: dict[str, nn.Module], options: argparse.Namespace) -> None:
+    """The straight line between the two solutions of the first seed, and the spectra of their Hessians."""
+    data, model = digits(options.train_images, 0), net(0)
+
+    def task(model: nn.Module, images: Tensor, labels: Tensor) -> Task:
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return F.cross_entropy(model(batch[0]), batch[1])
+
+        def wrong(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            answers: Tensor = model(batch[0]).argmax(1)
+            return (answers != batch[1]).sum()
+
+        return Task(model, loss, [(images, labels)], wrong=wrong)
+
+    tasks = {
+        "train": task(model, data.train_images, data.train_labels),
+        "test": task(model, data.test_images, data.test_labels),
+    }
+    sgd, both = (minima[method.name].state_dict() for method in (SGD, BOTH))
+    line = Line(sgd, both, model, names=(SGD.name, BOTH.name))
+    surface = evaluate(line, tasks, line.grid(21), progress=False)
+    train_images = data.train_images, data.train_labels
+    spectra = {name: spectrum(task(solution, *train_images), steps=40, probes=2) for name, solution in minima.items()}
+    for name, found in spectra.items():
+        print(f"{name}, seed 0: the Hessian's largest eigenvalue is {found.largest:.2f} on the training images.")
+    try:
+        draw_line(surface, beside(options.out, "-line.png"))
+        draw_spectrum(spectra, beside(options.out, "-spectra.png"))
+    except ImportError:
+        return  # draw() has said so
+    print(f"Pictures: {beside(options.out, '-line.png')}, {beside(options.out, '-spectra.png')}")
+
+
+def beside(out: Path, ending: str) -> Path:
+    return out.with_name(out.stem + ending)
 
 
 def with_progress(jobs: list[tuple[int, Method]]) -> Iterable[tuple[int, Method]]:

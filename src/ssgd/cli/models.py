@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+import torch
+
 from .. import models
+
+CLASSES = {"imagenet": 1000, "lstm": 10_000, "sgcn": 29}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     for model in models.MODELS.values():
-        classes = 1000 if model.image_size == 224 else 10
-        count = sum(p.numel() for p in model.make(classes).parameters())
+        classes = CLASSES.get(model.name.partition("-")[0], 10)
+        with torch.device("meta"):
+            count = sum(p.numel() for p in model.make(classes).parameters())
         print(f"{model.name:18} {count:>12,} parameters for {classes} classes  {model.description}")

@@ -16,9 +16,12 @@ from ssgd.data.folder import Folder
 from ssgd.data.images import ImageSet
 from ssgd.data.mnist import mnist
 from ssgd.data.on_device import DeviceImages
+from ssgd.data.speech import NAMES as SPEECH
+from ssgd.data.speech import SpeechSource, is_speech, load_speech
+from ssgd.data.text import Text, TextSource, fake_text, is_text, text
 from ssgd.data.where import data_folder
 
-NAMES = ("cifar10", "cifar100", "mnist", "fashion-mnist", "digits", "fake")
+NAMES = ("cifar10", "cifar100", "mnist", "fashion-mnist", "digits", "fake", "ptb", "fake-text", *SPEECH)
 
 
 class Batches(Protocol):
@@ -57,11 +60,35 @@ def load(
     download: bool = True,
     workers: int | None = None,
     image_size: int = 224,
-) -> DeviceImages | Folder:
-    """One of ``NAMES``, whose files lie in ``folder`` or are downloaded there, or a path with ``train/`` and ``val/``.
+    bad: str = "raise",
+    spec_augment: bool = False,
+    normalise: str = "speaker",
+) -> DeviceImages | Folder | TextSource | SpeechSource:
+    """One of ``NAMES``, whose files lie in ``folder`` or are downloaded there, or a path with ``train/`` and ``val/``
+    or with three text files, or with manifests of speech (``train.jsonl``, ``test.jsonl``).
 
-    ``held_out`` training images take the place of the test set. ``workers`` and ``image_size`` are for paths.
+    ``held_out`` training images take the place of the test set. ``workers`` and ``image_size`` are for paths. ``bad``
+    says what becomes of lines that cannot be read as they are: ``"raise"`` or ``"skip"``. ``spec_augment`` and
+    ``normalise`` are for speech.
     """
+    if name in SPEECH or (name not in NAMES and is_speech(Path(name).expanduser())):
+        return load_speech(
+            name,
+            data_folder(folder),
+            device=device,
+            dtype=dtype,
+            spec_augment=spec_augment,
+            normalise=normalise,
+            bad=bad,
+            train_limit=train_limit,
+            test_limit=test_limit,
+            held_out=held_out,
+        )
+    if name in ("ptb", "fake-text") or (name not in NAMES and is_text(Path(name).expanduser())):
+        if held_out:
+            raise ValueError(f"held_out is for images, and {name} is a text with a validation part: use that")
+        words = fake_text() if name == "fake-text" else _text(name, folder, bad)
+        return TextSource(words, device, train_limit=train_limit, test_limit=test_limit)
     if name in NAMES:
         images = _images(name, folder, download)
         if held_out:
@@ -69,7 +96,8 @@ def load(
         return DeviceImages(images.limited(train_limit, test_limit), device, dtype, augment)
     if not Path(name).expanduser().is_dir():
         raise ValueError(
-            f"no data set called {name!r}: use {', '.join(NAMES)}, or the path of a folder with train/ and val/"
+            f"no data set called {name!r}: use {', '.join(NAMES)}, or the path of a folder with train/ and val/ or"
+            " with three text files, for train, valid and test"
         )
     return Folder(
         Path(name).expanduser(),
@@ -82,6 +110,10 @@ def load(
         test_limit=test_limit,
         held_out=held_out,
     )
+
+
+def _text(name: str, folder: str | Path | None, bad: str) -> Text:
+    return text(data_folder(folder) / name if name == "ptb" else Path(name).expanduser(), bad=bad)
 
 
 def _images(name: str, folder: str | Path | None, download: bool) -> ImageSet:

@@ -10,7 +10,9 @@ from importlib import import_module
 from torch import nn
 
 from .imagenet_resnet import imagenet_resnet
+from .lstm import large_lstm, small_lstm, tiny_lstm
 from .resnet import DEPTHS, cifar_resnet
+from .sgcn import sgcn
 from .small import small_cnn
 from .vgg import vgg
 from .wide_resnet import wide_resnet
@@ -18,12 +20,17 @@ from .wide_resnet import wide_resnet
 
 @dataclass(frozen=True)
 class Model:
-    """One net: ``make(classes, channels=3)`` builds it, for images of ``image_size`` × ``image_size`` pixels."""
+    """One net: ``make(classes, channels=3)`` builds it, for images of ``image_size`` × ``image_size`` pixels.
+
+    Other kinds of data have no image size; for language, ``classes`` is the size of the vocabulary;
+    for speech, that of the alphabet, and ``channels`` are the features of a frame.
+    """
 
     name: str
     description: str
     make: Callable[..., nn.Module]
-    image_size: int
+    image_size: int | None
+    kind: str = "images"
 
 
 def build(name: str, classes: int, channels: int = 3) -> nn.Module:
@@ -74,5 +81,11 @@ _models = [
     Model("imagenet-resnet18", "ResNet18 for ImageNet", partial(imagenet_resnet, 18), 224),
     Model("imagenet-resnet50", "ResNet50 for ImageNet", partial(imagenet_resnet, 50), 224),
     Model("small-cnn", "three convolutions for the 8×8 digits", small_cnn, 8),
+    Model("lstm-large", "language model, LSTM 2×1500 (Zaremba's large)", large_lstm, None, "language"),
+    Model("lstm-small", "language model, LSTM 1×300", small_lstm, None, "language"),
+    Model("lstm-tiny", "language model, LSTM 2×32, for trying things out", tiny_lstm, None, "language"),
+    Model("sgcn-190", "speech, Simple Gated ConvNet 12×190 (paper: 1.09 M)", partial(sgcn, 190), None, "speech"),
+    Model("sgcn-300", "speech, Simple Gated ConvNet 12×300 (paper: 2.24 M)", partial(sgcn, 300), None, "speech"),
+    Model("sgcn-small", "speech, Simple Gated ConvNet 5×32", partial(sgcn, 32, layers=5, fronts=4), None, "speech"),
 ]
 MODELS: dict[str, Model] = {model.name: model for model in _models}

@@ -90,6 +90,8 @@ class Run:
         self._test: GraphOf | None = None
         self._rate: float | None = None  # what the tensor lr holds
         self._settled = not ranks.several or self.sharded
+        if self.stateful:
+            self.net.reset(recipe.batch // ranks.count)  # type: ignore[operator]
         self._take_up(self.phase)
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))
@@ -179,7 +181,7 @@ class Run:
                 "step": self.step_in_epoch,
                 "sums": of_each_rank(self.sums, self.ranks),
                 "history": self.history,
-                "carried": self.net.carried() if self.stateful else None,  # type: ignore[operator]
+                "carried": of_each_rank(self.net.carried(), self.ranks) if self.stateful else None,  # type: ignore[operator]
                 **whole_state(self.net, self.opt),
             }
 
@@ -197,7 +199,8 @@ class Run:
                 rows = [state["sums"].sum(0)] + [torch.zeros(3)] * (self.ranks.count - 1)
             self.sums.copy_(rows[self.ranks.rank])
             if self.stateful and self.step_in_epoch:
-                self.net.carry_from(state["carried"])  # type: ignore[operator]
+                mine = state["carried"].flatten(0, 1).chunk(self.ranks.count)[self.ranks.rank]
+                self.net.carry_from(mine)  # type: ignore[operator]
             for group in self.opt.param_groups:
                 group["lr"] = self.lr  # the tensor that a graph reads, not a loaded copy
                 group["fused"] = not self.sharded  # what was saved may have been cut in another way
@@ -217,7 +220,8 @@ class Run:
     def _batch(self) -> tuple[Tensor, ...]:
         """This rank's part of the next batch; where halves matter a part of each, as they are for one process."""
         size, ranks = self.recipe.batch, self.ranks
-        if not self.method.halves or not ranks.several or size % (2 * ranks.count):
+        anywhere = self.source.kind != "images"  # where a batch of half the size is another cut of the data
+        if not self.method.halves or not ranks.several or anywhere or size % (2 * ranks.count):
             return self._part(self.epoch, self.step_in_epoch, size, ranks)
         parts = [self._part(self.epoch, 2 * self.step_in_epoch + i, size // 2, ranks) for i in (0, 1)]
         with self._on_stream():

@@ -1,0 +1,181 @@
+"""Which noise level: the symmetric excess against the level, and one suggested from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.checks import check_count
+from ..core.noise import Fill, Law, as_law
+from ..files import write_whole
+from .sharpness import noisy_weights, symmetric_excess
+from .task import Task, evaluating, kept
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHARE = 0.05
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#555555"  # the first two are Okabe and Ito's
+
+
+@dataclass(frozen=True)
+class LevelCurve:
+    """The loss at w, with the weights at zero, and at w + n and w − n for each level (rows) and direction (columns)."""
+
+    levels: NDArray[np.float64]
+    law: str
+    seed: int
+    mode: str
+    samples: int
+    clean: float
+    blank: float
+    plus: NDArray[np.float64]
+    minus: NDArray[np.float64]
+
+    @property
+    def excess(self) -> NDArray[np.float64]:
+        """(L(w+n) + L(w−n)) / 2 − L(w), for each level and direction."""
+        return (self.plus + self.minus) / 2 - self.clean
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        return np.asarray(self.excess.mean(axis=1))
+
+    @property
+    def sd(self) -> NDArray[np.float64]:
+        """Between directions; nan where there is only one."""
+        if self.excess.shape[1] == 1:
+            return np.full(len(self.levels), math.nan)
+        return np.asarray(self.excess.std(axis=1, ddof=1))
+
+    @property
+    def target(self) -> float:
+        """The excess that the suggestion looks for: a twentieth of what the weights have learnt, ``blank − clean``."""
+        return SHARE * (self.blank - self.clean)
+
+    @property
+    def suggestion(self) -> float | None:
+        """The level at which the noise undoes a twentieth of what the weights have learnt; None where there is none.
+
+        A heuristic, and a place to start a sweep from: it knows nothing of how well anything generalises. It asks how
+        much noise the function bears, which depends on depth, normalisation and law, and so differs between models
+        more than between the stages of one training.
+        """
+        reached = ~(self.mean < self.target)  # a loss that is not a number counts as too much noise
+        if not self.target > 0 or reached[0] or not reached.any():
+            return None
+        above = int(reached.argmax())
+        below = above - 1
+        if not math.isfinite(self.mean[above]):
+            return float(self.levels[below])
+        squares = np.interp(self.target, self.mean[[below, above]], self.levels[[below, above]] ** 2)
+        return math.sqrt(squares)
+
+    @property
+    def verdict(self) -> str:
+        """The suggestion, or why there is none, in a sentence."""
+        if self.suggestion is not None:
+            return (
+                f"suggested level {self.suggestion:.2g}: there the noise undoes {SHARE:.0%} of what the weights have "
+                "learnt; a rule of thumb, so try half and twice as much too"
+            )
+        if not self.target > 0:
+            return (
+                f"no level suggested: the loss, {self.clean:.4g}, is not below that of weights at zero, "
+                f"{self.blank:.4g}, so that nothing can be undone; train for a while first"
+            )
+        if self.mean[0] < self.target:
+            return f"no level suggested: up to {self.levels[-1]:.3g} the loss rises too little; try larger levels"
+        return f"no level suggested: at {self.levels[0]:.3g} the loss already rises too much; try smaller levels"
+
+    def draw(self, path: str | Path | None = None) -> Figure:
+        """The curve on logarithmic axes and the suggestion; as a .png, .pdf or .svg file too where a path is given."""
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise ImportError("pictures need matplotlib: pip install matplotlib") from None
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        FigureCanvasAgg(figure)  # pyplot would choose a backend for the whole process
+        axes = figure.subplots()
+        axes.set(xscale="log", yscale="log", xlabel="noise level", ylabel="symmetric excess of the loss")
+        axes.set_title(
+            f"{self.law} noise, {self.excess.shape[1]} directions, {self.samples} samples", fontsize="medium"
+        )
+        for sign, face, label in ((1, BLUE, "mean ± sd between directions"), (-1, "none", "the same, below zero")):
+            own = (sign * self.mean > 0) & np.isfinite(self.mean)
+            if own.any():
+                axes.errorbar(
+                    self.levels[own], abs(self.mean[own]), self.sd[own], fmt="o", color=BLUE, mfc=face, label=label
+                )
+        if self.target > 0:
+            axes.axhline(self.target, color=GREY, linestyle=":", label=f"{SHARE:.0%} of what was learnt")
+        if self.suggestion is not None:
+            guide = self.target * (self.levels / self.suggestion) ** 2
+            axes.plot(self.levels, guide, color=GREY, linestyle="--", linewidth=1, label="level²")
+            axes.axvline(self.suggestion, color=ORANGE, label=f"suggestion {self.suggestion:.2g}")
+        axes.legend(fontsize="small")
+        if path is not None:
+            kind = Path(path).suffix[1:]
+            if kind not in ("png", "pdf", "svg"):
+                raise ValueError(f"a picture can be .png, .pdf or .svg, not {str(path)!r}")
+            write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=200))
+        return figure
+
+
+def find_level(
+    task: Task,
+    levels: Sequence[float] | None = None,
+    *,
+    law: str | Law | Fill = "sphere",
+    pairs: int = 4,
+    batches: int | None = 4,
+    seed: int = 0,
+    perturb: Iterable[Tensor] | None = None,
+    mode: str = "train",
+) -> LevelCurve:
+    """The symmetric excess at each level, in the spirit of a learning-rate range test.
+
+    Run it with training batches of the size training uses, after some epochs of plain SGD. It looks at the first
+    ``batches`` of the task (None: all), the same for all levels, and at the same directions. At random weights, where
+    the excess may be negative, the curve is drawn and no level suggested.
+    """
+    tried = np.geomspace(0.01, 1.5, 12) if levels is None else np.array(levels, dtype=np.float64)
+    if len(tried) < 2 or not (np.diff(tried) > 0).all():
+        raise ValueError("levels must be two or more numbers, each larger than the one before")
+    if batches is not None:
+        check_count("batches", batches)
+    few = replace(task, batches=list(islice(task.batches, batches)))
+    perturb = None if perturb is None else list(perturb)
+    found = [
+        symmetric_excess(few, float(level), law=law, pairs=pairs, seed=seed, perturb=perturb, mode=mode)
+        for level in tried
+    ]
+    return LevelCurve(
+        levels=tried,
+        law=found[0].law,
+        seed=seed,
+        mode=mode,
+        samples=sum(map(few.size, few.batches)),
+        clean=found[0].clean,
+        blank=_blank(few, as_law(law), perturb, mode),
+        plus=np.stack([e.plus for e in found]),
+        minus=np.stack([e.minus for e in found]),
+    )
+
+
+def _blank(task: Task, law: Law, perturb: Iterable[Tensor] | None, mode: str) -> float:
+    """The loss with all weights that get noise at zero: of knowing nothing, in whatever units the loss has."""
+    weights = noisy_weights(task, law, perturb)
+    with kept(task.model), evaluating(task.model, mode):
+        weights.set_to([[torch.zeros_like(t) for t in bucket.tensors] for bucket in weights.buckets])
+        return task.measure()[0]

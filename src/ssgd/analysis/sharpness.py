@@ -1,0 +1,367 @@
+"""How sharp the minimum is: the worst loss in a box around it, the symmetric excess under noise, SAM's climb.
+
+Every measure is of the whole data, leaves the model as it was, and says which statistics batch-norm used: ``mode`` is
+``"eval"`` (the running ones) or ``"train"`` (each batch's own, as S-SGD's passes see them). Dropout is off. The batches
+must be the same each time they are gone through: random augmentation would be taken for curvature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.buckets import as_real, make_buckets
+from ..core.checks import check_count, check_level, check_seed
+from ..core.noise import Fill, Law, as_law, mix
+from ..core.points import TwoPoints
+from ..core.selection import default_selection, magnitudes, trainable
+from .task import Task, evaluating, kept
+
+Array = NDArray[np.float64]
+
+# --- average case: noise --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Losses at w, and at w + n and w − n for each pair of noises."""
+
+    level: float
+    law: str
+    seed: int
+    mode: str
+    clean: float
+    plus: Array
+    minus: Array
+    lengths: Array  # ‖n‖ over all weights that moved
+
+    @property
+    def excess(self) -> Array:
+        """(L(w+n) + L(w−n)) / 2 − L(w) for each pair: ½ nᵀHn where the loss is quadratic."""
+        return (self.plus + self.minus) / 2 - self.clean
+
+    @property
+    def slopes(self) -> Array:
+        """(L(w+n) − L(w−n)) / 2 for each pair: gᵀn, the first-order part, which the pair cancels."""
+        return (self.plus - self.minus) / 2
+
+    @property
+    def mean(self) -> float:
+        """The average case."""
+        return float(self.excess.mean())
+
+    @property
+    def sd(self) -> float:
+        """Between pairs; nan where there is only one."""
+        return float(self.excess.std(ddof=1)) if len(self.excess) > 1 else math.nan
+
+    @property
+    def worst(self) -> float:
+        """The largest excess of a pair: a lower bound on the worst case, which random directions seldom meet."""
+        return float(self.excess.max())
+
+    @property
+    def curvatures(self) -> Array:
+        """2 · excess / ‖n‖² for each pair: nᵀHn / nᵀn, the curvature along the noise."""
+        return 2 * self.excess / self.lengths**2
+
+    @property
+    def trace(self) -> float:
+        """2 · mean / level². In small noise, the Hessian's trace with each weight measured in the level's unit.
+
+        For ``sphere`` and ``sign`` that is Σ_l rms(w_l)² tr(H_ll) over the tensors l that moved, whatever the scale of
+        their weights; for ``gaussian`` tr(H) itself; for ``uniform`` a third of the first.
+        """
+        return 2 * self.mean / self.level**2
+
+
+def symmetric_excess(
+    task: Task,
+    level: float,
+    *,
+    law: str | Law | Fill = "sphere",
+    pairs: int = 10,
+    seed: int = 0,
+    perturb: Iterable[Tensor] | None = None,
+    mode: str = "eval",
+) -> Excess:
+    """How much the loss rises on average over w ± n: what S-SGD itself flattens, best seen with ``mode="train"``.
+
+    Level, law and ``perturb`` are those of :class:`ssgd.SSGD`. The directions depend on seed and pair alone: two levels
+    are compared along the same ones.
+    """
+    check_level(level)
+    if level == 0:
+        raise ValueError("at level 0 there is no noise to measure the excess of: give a level above 0")
+    check_count("pairs", pairs)
+    check_seed(seed)
+    weights = noisy_weights(task, as_law(law), perturb)
+    generators = [torch.Generator(bucket.tensors[0].device) for bucket in weights.buckets]
+    plus, minus, lengths = [], [], []
+    with kept(task.model), evaluating(task.model, mode):
+        clean, _ = task.measure()
+        for pair in range(pairs):
+            for index, generator in enumerate(generators):
+                generator.manual_seed(mix(seed, pair, 0, index))
+            try:
+                weights.plus([level] * len(weights.buckets), generators)
+                lengths.append(_length(weights))
+                plus.append(task.measure()[0])
+                weights.rest()
+                weights.minus()
+                minus.append(task.measure()[0])
+            finally:
+                weights.restore()
+    return Excess(
+        level=float(level),
+        law=weights.law.name,
+        seed=seed,
+        mode=mode,
+        clean=clean,
+        plus=np.array(plus),
+        minus=np.array(minus),
+        lengths=np.array(lengths),
+    )
+
+
+def noisy_weights(task: Task, law: Law, perturb: Iterable[Tensor] | None) -> TwoPoints:
+    """The weights that S-SGD would move, or those chosen."""
+    known = list(task.model.parameters())
+    chosen = default_selection(known, magnitudes(known, task.model)) if perturb is None else trainable(list(perturb))
+    if not {id(p) for p in chosen} <= {id(p) for p in known}:
+        raise ValueError("perturb names a tensor that is not a parameter of the task's model: choose with ssgd.select")
+    if not chosen:
+        raise ValueError(
+            "nothing to perturb: no trainable tensor of two or more dimensions was found; "
+            "choose some with perturb=select(model, ...)"
+        )
+    return TwoPoints(make_buckets([(p, 0) for p in chosen], flat=law.unit != "filter"), law)
+
+
+def _length(weights: TwoPoints) -> float:
+    """‖n‖ as realised, while the weights are at w + n."""
+    square = 0.0
+    for bucket, clean in zip(weights.buckets, weights.kept, strict=True):
+        differences = torch._foreach_norm(torch._foreach_sub(bucket.tensors, clean), 2, dtype=bucket.wide)
+        square += torch.stack(list(differences)).double().square().sum().item()
+    return math.sqrt(square)
+
+
+# --- worst case: a box ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """The loss at w, and at every point of the box that the search for its maximum went through."""
+
+    epsilon: float
+    subspace: int | None
+    seed: int
+    iterations: int
+    mode: str
+    clean: float
+    losses: Array
+
+    @property
+    def maximum(self) -> float:
+        """The largest loss found; w itself is in the box. nan where the loss was not a number somewhere."""
+        return float(np.max([self.clean, *self.losses]))
+
+    @property
+    def value(self) -> float:
+        """φ = 100 · (max f − f) / (1 + f)."""
+        return 100 * (self.maximum - self.clean) / (1 + self.clean)
+
+
+def keskar(
+    task: Task,
+    epsilon: float = 1e-3,
+    *,
+    subspace: int | None = None,
+    seed: int = 0,
+    iterations: int = 10,
+    mode: str = "eval",
+) -> Sharpness:
+    """ε-sharpness (Keskar et al., arXiv:1609.04836, eq. 4) over all trainable weights x.
+
+    The maximum of f(x + Az) in the box |z_i| ≤ ε (|(A⁺x)_i| + 1) by L-BFGS-B, which seldom finds all of it in the
+    paper's 10 iterations. In full space A is the identity; with ``subspace=p`` it has p random columns, each of the
+    size of the weights.
+
+    Where the paper leaves room: A's entries are standard normal; the start is drawn evenly from the box, since at an
+    exact minimum no gradient leads away from z = 0; and the search runs in units of the box, on f scaled to a gradient
+    of rms 100 at the start, so that its first step reaches the walls whatever the units of loss and weights.
+    """
+    minimize = _scipy_minimize()
+    check_level(epsilon, "epsilon is the size of the box")
+    check_count("iterations", iterations)
+    generator = np.random.default_rng(check_seed(seed))
+    losses: list[float] = []
+    with kept(task.model), evaluating(task.model, mode):
+        clean, _ = task.measure()
+        weights = Flat(task)
+        space = Space(weights, subspace, seed)
+        box = epsilon * (space.coordinates(weights.vector()).abs() + 1)
+
+        def climb(z: Any) -> tuple[float, Any]:
+            """The loss and its gradient at a point of the box, in units of the box."""
+            step = box * torch.from_numpy(z).to(box)
+            weights.move(space.point(step))
+            loss, gradient = weights.gradient()
+            losses.append(loss)
+            return loss, (box * space.slope(gradient)).cpu().numpy()
+
+        start = generator.uniform(-1, 1, len(box))
+        _, slope = climb(start)
+        rms = float(np.sqrt(np.mean(slope**2)))
+
+        def descend(z: Any) -> tuple[float, Any]:
+            loss, gradient = climb(z)
+            return -100 / rms * loss, -100 / rms * gradient
+
+        if 0 < rms < math.inf:
+            options = {"maxiter": iterations, "ftol": 0, "gtol": 0}
+            minimize(descend, start, jac=True, method="L-BFGS-B", bounds=[(-1, 1)] * len(box), options=options)
+    return Sharpness(
+        epsilon=float(epsilon),
+        subspace=subspace,
+        seed=seed,
+        iterations=iterations,
+        mode=mode,
+        clean=clean,
+        losses=np.array(losses),
+    )
+
+
+def _scipy_minimize() -> Callable[..., Any]:
+    try:
+        from scipy.optimize import minimize
+    except ImportError as error:
+        raise ImportError("keskar() needs scipy's L-BFGS-B: pip install scipy") from error
+    found: Callable[..., Any] = minimize
+    return found
+
+
+class Space:
+    """Az for all z: every direction (A = I), or those of some random columns."""
+
+    def __init__(self, weights: Flat, columns: int | None, seed: int) -> None:
+        self.A: Tensor | None = None
+        if columns is None:
+            return
+        check_count("subspace", columns)
+        if columns > weights.size:
+            raise ValueError(f"a subspace of {columns} dimensions does not fit {weights.size} weights: choose fewer")
+        generator = torch.Generator(weights.device).manual_seed(seed)
+        self.A = torch.randn(weights.size, columns, dtype=weights.wide, device=weights.device, generator=generator)
+
+    def point(self, z: Tensor) -> Tensor:
+        """Az"""
+        return z if self.A is None else (self.A @ z.to(self.A)).double()
+
+    def slope(self, gradient: Tensor) -> Tensor:
+        """Aᵀg, the gradient for z."""
+        return gradient if self.A is None else (self.A.T @ gradient.to(self.A)).double()
+
+    def coordinates(self, x: Tensor) -> Tensor:
+        """A⁺x"""
+        return x if self.A is None else torch.linalg.solve((self.A.T @ self.A).double(), self.slope(x))
+
+
+# --- worst case, first order: SAM's climb ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SamSharpness:
+    """The loss at w, and a step of length ρ up the gradient of the whole data."""
+
+    rho: float
+    adaptive: bool
+    mode: str
+    clean: float
+    climbed: float
+    norm: float  # ‖g‖; ‖|w| g‖ where adaptive
+
+    @property
+    def value(self) -> float:
+        """L(w + e) − L(w)."""
+        return self.climbed - self.clean
+
+    @property
+    def first_order(self) -> float:
+        """ρ‖g‖, what the step would gain on a plane."""
+        return self.rho * self.norm
+
+
+def sam_sharpness(task: Task, rho: float = 0.05, *, adaptive: bool = False, mode: str = "eval") -> SamSharpness:
+    """L(w + e) − L(w) with e = ρ g / ‖g‖ over all trainable weights, g of the whole data (arXiv:2010.01412).
+
+    ``adaptive`` is ASAM's (arXiv:2102.11600): e = ρ w² g / ‖|w| g‖.
+    """
+    check_level(rho, "rho is the length of the climb")
+    with kept(task.model), evaluating(task.model, mode):
+        weights = Flat(task)
+        clean, gradient = weights.gradient()
+        unit = weights.vector().abs() if adaptive else torch.ones_like(gradient)
+        slope = unit * gradient
+        norm = slope.norm().item()
+        weights.move(unit * slope * (rho / norm if norm > 0 else 0.0))
+        climbed, _ = task.measure()
+    return SamSharpness(rho=float(rho), adaptive=adaptive, mode=mode, clean=clean, climbed=climbed, norm=norm)
+
+
+# --- all trainable weights as one vector ----------------------------------------------------------------------------
+
+
+class Flat:
+    """All trainable weights of a task as one vector, in double precision, around where they were at first."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.parameters = trainable(list(task.model.parameters()))
+        if not self.parameters:
+            raise ValueError(f"{type(task.model).__name__} has no trainable parameter: set requires_grad on some")
+        self.device = self.parameters[0].device
+        self.tensors = [as_real(p.detach()) for p in self.parameters]
+        self.clean = [tensor.clone() for tensor in self.tensors]
+        self.size = sum(tensor.numel() for tensor in self.tensors)
+        self.wide = torch.promote_types(self.tensors[0].dtype, torch.float32)
+
+    def vector(self) -> Tensor:
+        """Where they were at first."""
+        return self._flat(self.clean)
+
+    @torch.no_grad()
+    def move(self, step: Tensor) -> None:
+        """To w + step, w being where they were at first."""
+        pieces = torch.split(step, [t.numel() for t in self.tensors])
+        for tensor, clean, piece in zip(self.tensors, self.clean, pieces, strict=True):
+            tensor.copy_(clean + piece.view(clean.shape).to(clean.device))
+        torch.clear_autocast_cache()
+
+    @torch.enable_grad()
+    def gradient(self) -> tuple[float, Tensor]:
+        """Loss and gradient of the whole data, where the weights are now."""
+        loss, count = 0.0, 0
+        total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        for batch in self.task.batches:
+            size = self.task.size(batch)
+            value = self.task.loss(self.task.model, batch)
+            gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
+            pairs = zip(gradients, self.clean, strict=True)
+            total.add_(self._flat([torch.zeros_like(t) if g is None else as_real(g) for g, t in pairs]), alpha=size)
+            loss += value.detach().double().item() * size
+            count += size
+        if not count:
+            raise ValueError("the task has no batches: give a loader that can be gone through more than once")
+        return loss / count, total / count
+
+    def _flat(self, tensors: list[Tensor]) -> Tensor:
+        return torch.cat([t.to(self.device, torch.float64).reshape(-1) for t in tensors])

@@ -1,0 +1,70 @@
+"""Sound from files: wav by itself, NIST sphere, and whatever soundfile reads."""
+
+from __future__ import annotations
+
+import wave
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssgd.data.speech.sphere import MAGIC, read_sphere
+from ssgd.data.speech.utterances import Clip, Unusable, Utterance
+
+HUSH = 1e-4  # of full scale: silence of a room, not of a computer, whose logarithm would stand out
+
+
+def samples(utterance: Utterance, rate: int) -> Tensor:
+    """An utterance's clips one after the other, between −1 and 1; all must have ``rate`` samples a second."""
+    numbers = torch.Generator().manual_seed(zlib.crc32(utterance.key.encode()))
+    return torch.cat([_clip(clip, rate, numbers) for clip in utterance.clips])
+
+
+def read_audio(path: Path) -> tuple[Tensor, int]:
+    """A file's samples between −1 and 1, and how many a second. Of several channels, their mean."""
+    if not path.is_file():
+        raise Unusable("missing audio", f"{path} is not there")
+    with path.open("rb") as file:
+        start = file.read(len(MAGIC))
+    if start == MAGIC:
+        return read_sphere(path)
+    try:
+        import soundfile
+    except ImportError:
+        return _wav(path)
+    try:
+        sound, rate = soundfile.read(str(path), dtype="float32", always_2d=True)
+    except (RuntimeError, OSError) as problem:
+        raise Unusable("broken audio", f"{path} cannot be read as audio ({problem})") from problem
+    return torch.from_numpy(sound).mean(1), int(rate)
+
+
+def _clip(clip: Clip, rate: int, numbers: torch.Generator) -> Tensor:
+    if clip.path is None:
+        return HUSH * torch.randn(round((clip.end or 0.0) * rate), generator=numbers)
+    sound, found = read_audio(clip.path)
+    if found != rate:
+        sentence = f"{clip.path} has {found} samples a second, not {rate}: resample it, or ask for features at {found}"
+        raise Unusable("other rate", sentence)
+    end = len(sound) if clip.end is None else round(clip.end * rate)
+    start = round(clip.start * rate)
+    if not 0 <= start < end <= len(sound):
+        sentence = f"{clip.path} lasts {len(sound) / rate:.2f} s: {clip.start} to {clip.end} s is not in it"
+        raise Unusable("broken audio", sentence)
+    return sound[start:end]
+
+
+def _wav(path: Path) -> tuple[Tensor, int]:
+    try:
+        with wave.open(str(path)) as file:
+            rate, channels, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
+            content = file.readframes(file.getnframes())
+    except (wave.Error, EOFError) as problem:
+        sentence = f"{path} cannot be read as audio ({problem}); more kinds can after `pip install soundfile`"
+        raise Unusable("broken audio", sentence) from problem
+    if width != 2:
+        raise Unusable("broken audio", f"{path} has {8 * width} bits a sample: `pip install soundfile` to read it")
+    sound = np.frombuffer(content, "<i2").astype(np.float32) / 32768
+    return torch.from_numpy(sound.reshape(-1, channels)).mean(1), rate

@@ -1,0 +1,27 @@
+"""Connectionist temporal classification: its loss, and what it asks of a transcript."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def ctc_objective(
+    model: nn.Module, features: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor
+) -> Tensor:
+    """The negative log-likelihood of a batch's transcripts, in nats, as a mean over utterances.
+
+    A transcript that its frames cannot emit counts as zero and has no gradient. On CUDA the backward pass adds in an
+    order of its own: two runs differ in the last bits.
+    """
+    log_probs, frames = model(features, lengths)
+    losses = F.ctc_loss(log_probs, targets, frames, target_lengths, reduction="none", zero_infinity=True)
+    return losses.mean()
+
+
+def frames_needed(target: Sequence[int]) -> int:
+    """The fewest frames that can emit a transcript: one a character, and a blank between two that are the same."""
+    return len(target) + sum(a == b for a, b in pairwise(target))

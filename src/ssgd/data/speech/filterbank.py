@@ -1,0 +1,77 @@
+"""Log-mel filterbank features as Kaldi computes them, in torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ssgd.data.speech.audio import samples
+from ssgd.data.speech.deltas import with_deltas
+from ssgd.data.speech.utterances import Unusable, Utterance
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """Features of sound: ``mels`` bands a frame from ``low`` Hz to half the rate, and ``deltas`` rounds of differences.
+
+    Kaldi's settings for the rest: mean removed, pre-emphasis 0.97, Povey's window, power spectrum, no dither.
+    """
+
+    rate: int = 16000
+    mels: int = 40
+    window_ms: float = 25.0
+    shift_ms: float = 10.0
+    low: float = 20.0
+    deltas: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.mels * (1 + self.deltas)
+
+    def __call__(self, utterance: Utterance) -> Tensor:
+        """Frames (time, features)."""
+        sound = samples(utterance, self.rate)
+        if not sound.isfinite().all():
+            raise Unusable("broken audio", f"the audio of {utterance.key} contains numbers that are not finite")
+        frames = log_mel(sound, self)
+        if not len(frames):
+            raise Unusable("too short", f"the audio of {utterance.key} is shorter than {self.window_ms:g} ms")
+        return with_deltas(frames, self.deltas)
+
+
+def log_mel(sound: Tensor, options: LogMel) -> Tensor:
+    """Frames (time, mels) of samples between −1 and 1; only frames that lie wholly inside."""
+    width = int(options.rate * options.window_ms / 1000)
+    shift = int(options.rate * options.shift_ms / 1000)
+    if len(sound) < width:
+        return sound.new_empty(0, options.mels)
+    frames = (sound * 32768).unfold(0, width, shift)  # Kaldi's scale: that of 16-bit integers
+    frames = frames - frames.mean(1, keepdim=True)
+    frames = frames - 0.97 * torch.cat([frames[:, :1], frames[:, :-1]], 1)
+    size = 1 << (width - 1).bit_length()
+    power = torch.fft.rfft(frames * _window(width), size).abs().square()
+    energies = power[:, :-1] @ _bands(options.rate, options.mels, options.low, size)
+    out: Tensor = energies.clamp(min=torch.finfo(torch.float32).eps).log()
+    return out
+
+
+def _window(width: int) -> Tensor:
+    return torch.hann_window(width, periodic=False).pow(0.85)
+
+
+@lru_cache(maxsize=8)
+def _bands(rate: int, mels: int, low: float, size: int) -> Tensor:
+    """Weights (size / 2, mels): triangles that overlap by half, of equal width in mel."""
+    first, last = _mel(torch.tensor([low, rate / 2])).tolist()
+    edges = torch.linspace(first, last, mels + 2, dtype=torch.float64)
+    points = _mel(torch.arange(size // 2, dtype=torch.float64) * rate / size)[:, None]
+    rising = (points - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - points) / (edges[2:] - edges[1:-1])
+    return torch.minimum(rising, falling).clamp(min=0).float()
+
+
+def _mel(hertz: Tensor) -> Tensor:
+    return 1127.0 * (1.0 + hertz.double() / 700.0).log()

@@ -1,0 +1,214 @@
+"""Sound and features: files, filterbanks, cepstra, deltas, normalisation, masks."""
+
+import sys
+import wave
+
+import numpy as np
+import pytest
+import torch
+
+from ssgd.data.speech.audio import read_audio, samples
+from ssgd.data.speech.cepstra import Cepstra, read_mfc
+from ssgd.data.speech.deltas import with_deltas
+from ssgd.data.speech.filterbank import LogMel, log_mel
+from ssgd.data.speech.normalisation import by_group
+from ssgd.data.speech.spec_augment import SpecAugment
+from ssgd.data.speech.utterances import Clip, Unusable, Utterance
+
+from .speech_files import sound, write_mfc, write_sphere, write_wav
+
+
+def utterance(*clips, key="u"):
+    return Utterance(key, "YES", tuple(clips))
+
+
+@pytest.fixture(params=["with soundfile", "without"])
+def soundfile(request, monkeypatch):
+    """Whether soundfile can be imported."""
+    if request.param == "without":
+        monkeypatch.setitem(sys.modules, "soundfile", None)
+    else:
+        pytest.importorskip("soundfile", reason="needs soundfile")
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_wav_and_sphere_give_the_same_samples(tmp_path, soundfile):
+    expected = torch.from_numpy(sound().astype(np.float32) / 32768)
+    for path in (
+        write_wav(tmp_path / "a.wav", sound()),
+        write_sphere(tmp_path / "a.wv1", sound()),
+        write_sphere(tmp_path / "b.wv1", sound(), order="10"),
+    ):
+        read, rate = read_audio(path)
+        assert rate == 16000 and torch.equal(read, expected)
+
+
+def test_broken_and_missing_audio(tmp_path, soundfile):
+    (tmp_path / "empty.wav").write_bytes(b"")
+    (tmp_path / "words.wav").write_bytes(b"these are words and no sound " * 9)
+    for name in ("empty.wav", "words.wav"):
+        with pytest.raises(Unusable, match=f"{name} cannot be read as audio") as fault:
+            read_audio(tmp_path / name)
+        assert fault.value.kind == "broken audio"
+    with pytest.raises(Unusable, match=r"none\.wav is not there") as fault:
+        read_audio(tmp_path / "none.wav")
+    assert fault.value.kind == "missing audio"
+
+
+def test_without_soundfile_other_wavs_name_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(1)
+        file.setframerate(8000)
+        file.writeframes(b"\x80" * 99)
+    with pytest.raises(Unusable, match=r"8 bits a sample: `pip install soundfile`"):
+        read_audio(tmp_path / "a.wav")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"coding": "pcm,embedded-shorten-v2.00"}, r"compressed by shorten: write `sph2pipe -f wav a\.wv1 a\.wav`"),
+        ({"coding": "ulaw"}, "is not one channel of 16-bit PCM"),
+        ({"channel_count": "-i 2"}, "is not one channel of 16-bit PCM"),
+        ({"sample_count": "-i 99999"}, "is cut short: it should have 99999 samples"),
+        ({"sample_rate": "-s1 x"}, "lacks a number in its header"),
+    ],
+)
+def test_sphere_files_that_are_not_read(tmp_path, change, sentence):
+    with pytest.raises(Unusable, match=sentence):
+        read_audio(write_sphere(tmp_path / "a.wv1", sound(), **change))
+
+
+def test_a_sphere_header_without_end(tmp_path):
+    (tmp_path / "a.wv1").write_bytes(b"NIST_1A\n   1024\nsample_count -i 5\n")
+    with pytest.raises(Unusable, match="has no end"):
+        read_audio(tmp_path / "a.wv1")
+
+
+def test_clips_one_after_the_other(tmp_path):
+    path = write_wav(tmp_path / "a.wav", sound(1.0, 8000), 8000)
+    whole, _ = read_audio(path)
+    made = samples(utterance(Clip(path, 0.25, 0.5), Clip(None, end=0.1), Clip(path, 0.75)), 8000)
+    assert torch.equal(made[:2000], whole[2000:4000]) and torch.equal(made[2800:], whole[6000:])
+    hush = made[2000:2800]
+    assert 0 < hush.abs().max() < 1e-3
+    again = samples(utterance(Clip(None, end=0.1)), 8000)
+    assert torch.equal(hush, again) and not torch.equal(hush, samples(utterance(Clip(None, end=0.1), key="v"), 8000))
+
+
+def test_clips_that_are_not_in_their_file(tmp_path):
+    path = write_wav(tmp_path / "a.wav", sound(0.5))
+    for clip in (Clip(path, 0.2, 0.6), Clip(path, 0.3, 0.2), Clip(path, 0.7)):
+        with pytest.raises(Unusable, match=r"a\.wav lasts 0\.50 s"):
+            samples(utterance(clip), 16000)
+    with pytest.raises(Unusable, match="has 16000 samples a second, not 8000: resample it"):
+        samples(utterance(Clip(path)), 8000)
+
+
+# --- log-mel --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rate", "mels", "scale"), [(16000, 40, 1.0), (8000, 40, 0.01), (16000, 80, 0.001)])
+def test_log_mel_is_kaldis(rate, mels, scale):
+    knf = pytest.importorskip("kaldi_native_fbank", reason="needs kaldi-native-fbank")
+    options = knf.FbankOptions()
+    options.frame_opts.samp_freq, options.frame_opts.dither, options.frame_opts.snip_edges = rate, 0, True
+    options.mel_opts.num_bins = mels
+    wav = torch.from_numpy(scale * sound(1.0, rate).astype(np.float32) / 32768)
+    theirs = knf.OnlineFbank(options)
+    theirs.accept_waveform(rate, (wav * 32768).tolist())
+    theirs.input_finished()
+    expected = np.stack([theirs.get_frame(i) for i in range(theirs.num_frames_ready)])
+    ours = log_mel(wav, LogMel(rate=rate, mels=mels))
+    assert ours.shape == expected.shape == (98, mels)
+    assert np.abs(ours.numpy() - expected).max() < 1e-3
+
+
+def test_a_tone_is_loudest_in_its_band():
+    time = torch.arange(8000) / 16000
+    for hertz in (300.0, 1000.0, 4000.0):
+        features = log_mel(0.5 * torch.sin(2 * torch.pi * hertz * time), LogMel())
+        low, high = (1127 * np.log(1 + f / 700) for f in (20, 8000))
+        place = (1127 * np.log(1 + hertz / 700) - low) / (high - low) * 41 - 1
+        assert (features.argmax(1) - place).abs().max() <= 1
+
+
+def test_silence_and_short_sound(tmp_path):
+    assert log_mel(torch.zeros(800), LogMel()).isfinite().all()
+    path = write_wav(tmp_path / "a.wav", sound(0.02))
+    with pytest.raises(Unusable, match="shorter than 25 ms") as fault:
+        LogMel()(utterance(Clip(path)))
+    assert fault.value.kind == "too short"
+    frames = LogMel(deltas=2)(utterance(Clip(write_wav(tmp_path / "b.wav", sound(0.1)))))
+    assert frames.shape == (8, 120) and LogMel(deltas=2).count == 120
+
+
+# --- cepstra and deltas ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", "><")
+def test_cepstra_in_either_byte_order(tmp_path, order):
+    frames = np.random.default_rng(0).standard_normal((7, 13)).astype(np.float32)
+    path = write_mfc(tmp_path / "a.mfc", frames, order)
+    assert np.array_equal(read_mfc(path).numpy(), frames)
+    assert Cepstra(deltas=1)(utterance(Clip(path))).shape == (7, 26)
+
+
+def test_cepstra_that_are_broken(tmp_path):
+    frames = np.ones((7, 13), np.float32)
+    good = write_mfc(tmp_path / "a.mfc", frames).read_bytes()
+    for content in (good[:-4], good[:-2], b"", good[:4], write_mfc(tmp_path / "b.mfc", frames[:, :12]).read_bytes()):
+        (tmp_path / "c.mfc").write_bytes(content)
+        with pytest.raises(Unusable, match=r"c\.mfc is cut short or no \.mfc of 13 coefficients"):
+            read_mfc(tmp_path / "c.mfc")
+    with pytest.raises(Unusable, match="not finite"):
+        read_mfc(write_mfc(tmp_path / "d.mfc", frames * np.nan))
+    with pytest.raises(Unusable, match="is not there"):
+        read_mfc(tmp_path / "e.mfc")
+
+
+def test_deltas_are_slopes():
+    frames = torch.stack([3.0 * torch.arange(9), torch.full((9,), 5.0)], 1)
+    out = with_deltas(frames, 2)
+    assert out.shape == (9, 6) and torch.equal(out[:, :2], frames)
+    assert torch.allclose(out[2:-2, 2], torch.tensor(3.0)) and torch.equal(out[:, 3], torch.zeros(9))
+    assert torch.allclose(out[4:-4, 4], torch.tensor(0.0))
+    assert out[0, 2] == pytest.approx(3.0 * (1 * 1 + 2 * 2) / 10)  # only frames ahead, the first one repeated
+
+
+# --- normalisation and masks ----------------------------------------------------------------------------------------
+
+
+def test_each_group_has_mean_0_and_variance_1():
+    numbers = torch.Generator().manual_seed(0)
+    stretches = [i + (1 + i) * torch.randn(50 + i, 3, generator=numbers) for i in range(4)]
+    groups = ["a", "b", "a", "b"]
+    shift, scale = by_group(groups, stretches)
+    for group in "ab":
+        mine = [i for i in range(4) if groups[i] == group]
+        frames = torch.cat([(stretches[i] - shift[i]) * scale[i] for i in mine])
+        assert frames.mean(0).abs().max() < 1e-5 and (frames.var(0, correction=0) - 1).abs().max() < 1e-4
+    assert torch.equal(shift[0], shift[2]) and not torch.equal(shift[0], shift[1])
+
+
+def test_a_feature_that_does_not_move_stays_finite():
+    shift, scale = by_group(["a"], [torch.full((5, 2), 7.0)])
+    assert torch.equal((torch.full((5, 2), 7.0) - shift) * scale, torch.zeros(5, 2))
+
+
+def test_masks_are_bands_and_stretches_inside_an_utterance():
+    mask = SpecAugment(bands=1, band=0.25, stretches=1, stretch=0.1)
+    lengths = torch.tensor([100, 40] * 200)
+    kept = mask.kept(mask.drawn(400, torch.Generator().manual_seed(0)), 40, lengths, 120)
+    assert kept.shape == (400, 40, 120)
+    bands, stretches = (~kept.any(2)).sum(1), (~kept.any(1)).sum(1)
+    assert set(bands.tolist()) == set(range(11))
+    assert set(stretches[::2].tolist()) == set(range(11)) and set(stretches[1::2].tolist()) == set(range(5))
+    assert kept[1::2, :, 40:].any(1).all()  # past the end nothing is masked: all masks lie inside
+    assert torch.equal(kept, kept.any(2)[:, :, None] & kept.any(1)[:, None, :])
+    for line in (kept.any(2), kept.any(1)):
+        assert (line.int().diff(dim=1).abs().sum(1) <= 2).all()  # one piece

@@ -1,0 +1,85 @@
+"""A language model through the engine: perplexity, the carried state, resume in the middle of an epoch."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ssgd.recipes import get
+from ssgd.train import Execution, train
+from ssgd.train.distributed import Ranks
+from ssgd.train.job import Job, Sources
+from ssgd.train.phases import parse
+
+WORDS = replace(get("words"), phases="1-1", train_limit=3000, test_limit=500)
+
+
+def ended(folder, name):
+    place = folder / name / "seed-0"
+    return (place / "weights.safetensors").read_bytes(), (place / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("method", ["sgd", "ssgd", "split", "sam", "swa"])
+def test_it_learns_and_tells_perplexity(tmp_path, method):
+    (result,) = train(replace(WORDS, method=method, phases="2-1"), Execution(out=str(tmp_path), progress=False))
+    assert 1 < result["test_perplexity"] < 29  # thirty words, one of them the end of a line
+    assert result["test_perplexity"] == pytest.approx(math.exp(result["test_loss"]))
+    assert {"valid_perplexity", "valid_loss"} <= set(result) and "test_accuracy" not in result
+
+
+@pytest.mark.parametrize("method", ["sgd", "ssgd", "split"])
+def test_cut_in_mid_epoch_it_ends_the_same(tmp_path, method):
+    recipe = replace(WORDS, method=method)
+    whole = Execution(out=str(tmp_path / "whole"), progress=False)
+    cut = Execution(out=str(tmp_path / "cut"), progress=False, checkpoint_seconds=0.0)
+    train(recipe, whole)
+    for steps in (2, 3):
+        job = Job(recipe, 0, cut, Ranks(), print)
+        job.begin(Sources(cut))
+        for _ in range(steps):
+            job.advance()
+        assert job.run is not None and job.run.step_in_epoch
+        job.close()
+    train(recipe, cut)
+    assert ended(tmp_path / "whole", recipe.name) == ended(tmp_path / "cut", recipe.name)
+
+
+def test_both_passes_begin_where_the_last_step_ended(tmp_path):
+    execution = Execution(out=str(tmp_path), progress=False)
+    job = Job(replace(WORDS, method="ssgd", level=0.2), 0, execution, Ranks(), print)
+    job.begin(Sources(execution))
+    net = job.run.net
+    seen = []
+    inner = net.forward
+
+    def watched(x):
+        seen.append(net.carried().clone())
+        return inner(x)
+
+    net.forward = watched
+    for _ in range(3):
+        job.advance()
+    plus, minus = seen[0::2], seen[1::2]
+    assert all(torch.equal(a, b) for a, b in zip(plus, minus, strict=True))
+    assert not torch.equal(plus[1], plus[2])
+    job.close()
+
+
+def test_the_rate_is_zarembas():
+    schedule = parse("55", (1.0,), "sgd", decay=1.15, decay_after=14)
+    rates = [schedule.lr(epoch) for epoch in range(55)]
+    assert rates[:14] == [1.0] * 14
+    assert rates[14:] == pytest.approx([1.15**-k for k in range(1, 42)])
+
+
+def test_gradients_are_clipped(tmp_path):
+    """With a bound so low that every step is cut to it, plain SGD moves by lr times the bound."""
+    execution = Execution(out=str(tmp_path), progress=False)
+    job = Job(replace(WORDS, clip=1e-3, lr=(0.5, 0.5)), 0, execution, Ranks(), print)
+    job.begin(Sources(execution))
+    before = torch.cat([p.detach().flatten().clone() for p in job.run.net.parameters()])
+    job.advance()
+    after = torch.cat([p.detach().flatten() for p in job.run.net.parameters()])
+    assert (after - before).norm().item() == pytest.approx(0.5e-3, rel=1e-2)
+    job.close()
