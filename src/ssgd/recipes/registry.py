@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..train.recipe import Recipe
-from . import fig3, fig5, table1, table2, table3, table5
+from . import fig3, fig5, table1, table2, table3, table4, table5
 from .cifar import cifar10, cifar100
 from .digits import digits
 from .words import words
@@ -35,7 +35,7 @@ def listing() -> str:
 
 
 def _all() -> dict[str, Callable[[], Recipe]]:
-    makers: list[Callable[[], Recipe]] = [digits, words, cifar10, cifar100]
+    makers: list[Callable[[], Recipe]] = [digits, words, table4.utterances, cifar10, cifar100]
     makers += [partial(table1.table1, data, phases) for data in DATA for phases in table1.PHASES]
     for data in DATA:
         for model, levels in table2.LEVELS.items():
@@ -43,6 +43,10 @@ def _all() -> dict[str, Callable[[], Recipe]]:
     makers += [partial(table3.table3, depth, method) for depth in (18, 50) for method in ("sgd", "ssgd")]
     makers += [partial(fig3.fig3, level, part) for part in ("all", "conv", "dense") for level in fig3.LEVELS]
     makers += [partial(fig5.fig5, method, batch) for method in fig5.METHODS for batch in fig5.BATCHES]
+    for place in table4.PLACES:
+        for units in (190, 300):
+            makers.append(partial(table4.table4, place, units))
+            makers.append(partial(table4.table4, place, units, "ssgd", table4.LEVEL))
     for size, sweep in table5.LEVELS.items():
         makers += [partial(table5.table5, size, level) for level in (None, *sweep)]
         makers += [partial(table5.table5, size, level, p) for level in sweep for p in table5.PHASES[size][2:]]

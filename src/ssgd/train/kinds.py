@@ -1,4 +1,4 @@
-"""Kinds of learning: what a batch's loss is, and what is told of an epoch. Each kind is a module of its own."""
+"""Kinds of learning: what a batch's loss is, and what is told of an epoch. Each kind has a module of its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 Autocast = Callable[[], AbstractContextManager[None]]
 Batches = Iterable[tuple[Tensor, ...]]
 Objective = Callable[..., tuple[Tensor, Tensor]]
-MODULES = {"images": "classify", "language": "language"}
+MODULES = {"images": "classify", "language": "language", "speech": "speech"}
 FIGURES = {"accuracy": " %", "perplexity": "", "wer": " %", "cer": " %"}
 
 
 class Kind(Protocol):
-    """What a module of a kind offers."""
+    """What a kind offers: the module itself, or what its ``of(source)`` gives."""
 
     COMPILES: bool  # whether torch.compile may have the objective
     CAPTURES: bool  # whether all batches have one shape
@@ -40,7 +40,8 @@ class Kind(Protocol):
 
 def kind_of(source: Any) -> Kind:
     """The kind that a data source is for."""
-    return cast(Kind, import_module(f".{MODULES[source.kind]}", __package__))
+    module: Any = import_module(f".{MODULES[source.kind]}", __package__)
+    return cast(Kind, module.of(source) if hasattr(module, "of") else module)
 
 
 def judged(row: Mapping[str, Any], part: str = "test") -> str | None:

@@ -72,7 +72,8 @@ class Progress:
 
     def _show_epoch(self, job: Job, row: dict[str, Any]) -> None:
         test = f", test {judged(row)}" if judged(row) else ""
-        text = f"epoch {row['epoch']}: loss {row['loss']:.3f}, {row['accuracy']:.1f} %{test}"
+        right = f", {row['accuracy']:.1f} %" if "accuracy" in row else ""
+        text = f"epoch {row['epoch']}: loss {row['loss']:.3f}{right}{test}"
         if self._bar is not None:
             self._bar.set_postfix_str(f"{job.label} {text}", refresh=False)
         elif self.shown:

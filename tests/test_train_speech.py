@@ -1,0 +1,44 @@
+"""Speech through the engine: error rates, Adam and S-SGD Adam, resume in the middle of an epoch."""
+
+from dataclasses import replace
+
+import pytest
+
+from ssgd.recipes import get
+from ssgd.train import Execution, train
+from ssgd.train.distributed import Ranks
+from ssgd.train.job import Job, Sources
+
+from .test_train_language import ended
+
+SPEECH = replace(get("utterances"), phases="1-1", train_limit=48)
+
+
+def test_it_learns_to_hear(tmp_path):
+    (result,) = train(get("utterances"), Execution(out=str(tmp_path), progress=False))
+    assert result["test_wer"] < 20 and result["test_cer"] < 20  # a net that says nothing has 100
+    assert {"valid_loss", "valid_cer", "valid_wer", "test_loss"} <= set(result)
+
+
+@pytest.mark.parametrize("method", ["sgd", "ssgd", "split"])
+def test_cut_in_mid_epoch_it_ends_the_same(tmp_path, method):
+    recipe = replace(SPEECH, method=method)
+    whole = Execution(out=str(tmp_path / "whole"), progress=False)
+    cut = Execution(out=str(tmp_path / "cut"), progress=False, checkpoint_seconds=0.0)
+    train(recipe, whole)
+    job = Job(recipe, 0, cut, Ranks(), print)
+    job.begin(Sources(cut))
+    for _ in range(3):
+        job.advance()
+    assert job.run is not None and job.run.step_in_epoch
+    job.close()
+    train(recipe, cut)
+    assert ended(tmp_path / "whole", recipe.name) == ended(tmp_path / "cut", recipe.name)
+
+
+def test_the_base_is_adam(tmp_path):
+    execution = Execution(out=str(tmp_path), progress=False)
+    job = Job(replace(SPEECH, method="ssgd"), 0, execution, Ranks(), print)
+    job.begin(Sources(execution))
+    assert type(job.run.opt.base).__name__ == "Adam"
+    job.close()
