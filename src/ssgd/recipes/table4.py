@@ -1,7 +1,7 @@
 """Table 4 and figure 6: speech recognition by SGCN and CTC, Adam against S-SGD Adam.
 
-The paper trains on WSJ si-284, which is licensed (``data=wsj``); the same nets run on AN4 and on connected digits. Rate,
-batch and epochs are ours where the paper is silent.
+The paper trains on WSJ si-284, which is licensed (``data=wsj``); the same nets run on AN4 and on connected digits.
+Rate, batch and epochs are ours where the paper is silent.
 """
 
 from __future__ import annotations
