@@ -275,11 +275,18 @@ def test_ctc_has_no_double_backward_and_gets_two_points():
 def test_recurrent_layers_without_their_dropout():
     model = Reader()
     x = torch.randn(7, STEPS, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    task = Task(model, lambda m, b: -m(b)[..., 0].mean(), [x[:5], x[5:]])
+    seen = set()
+
+    def loss(m, batch):
+        seen.add((m.lstm.training, m.lstm.dropout))
+        return -m(batch)[..., 0].mean()
+
+    task = Task(model, loss, [x[:5], x[5:]])
     v = some(Hessian(task).size)
     double, again, two = (Hessian(task, product=p).matmat(v) for p in ("double", "double", "two-point"))
     assert torch.equal(double, again)
     assert apart(two, double) < 1e-7
+    assert seen == {(True, 0.0)}  # in eval mode cuDNN would refuse to differentiate
     assert model.lstm.dropout == 0.5
 
 

@@ -1,6 +1,7 @@
 """Lanczos, eigenvalue densities, eigenvalues at the ends and traces, against matrices whose spectrum is known."""
 
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -141,6 +142,17 @@ def test_each_probe_sees_the_matrix_from_its_own_vector():
         assert seen == pytest.approx((matrix.matvec(v) @ matrix.matvec(v) / 300).item())
 
 
+def test_errors_are_those_of_a_mean_over_probes():
+    found = spectrum(given(rotated(outliers())), steps=20, probes=4)
+    traces = (found.weights * found.values).sum(1)
+    assert found.moments()[1][0] == pytest.approx(traces.std(ddof=1) / 2)
+    grid, density, error = found.density()
+    singles = [replace(found, values=found.values[[p]], weights=found.weights[[p]]) for p in range(4)]
+    curves = np.array([single.density(grid, sigma=(found.largest - found.smallest) / 100)[1] for single in singles])
+    np.testing.assert_allclose(density, curves.mean(0), atol=1e-12)
+    np.testing.assert_allclose(error, curves.std(0, ddof=1) / 2, atol=1e-12)
+
+
 def test_the_density_counts_eigenvalues():
     eigenvalues = torch.tensor([-1.0] * 50 + [0.0] * 100 + [4.0] * 50)
     found = spectrum(given(rotated(eigenvalues)), steps=10, probes=40)
@@ -214,6 +226,12 @@ def test_progress(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_single_precision_is_not_rounded_further():
+    seen = []
+    top_eigenvalues(Given(lambda v: seen.append(torch.backends.cuda.matmul.fp32_precision) or v, 5))
+    assert set(seen) == {"ieee"} != {torch.backends.cuda.matmul.fp32_precision}
+
+
 def test_products_that_are_not_finite():
     with pytest.raises(ValueError, match="a product with the Hessian is not finite"):
         spectrum(Given(lambda v: v / 0, 5))
@@ -247,6 +265,7 @@ def test_restarts(which, block):
     eigenvalues = torch.linspace(-3, 10, 600, dtype=torch.float64)
     found = top_eigenvalues(given(rotated(eigenvalues)), count=3, which=which, block=block)
     check_ends(found, eigenvalues, 3)
+    assert (found.residuals <= 1.1e-6 * np.abs([*found.largest, *found.smallest])).all()
     assert found.products > 2 * (6 + block) + 40 + 6
 
 
@@ -368,6 +387,11 @@ def test_a_matrix_of_low_rank_has_its_trace_exactly(method, dtype):
     assert found.error < (1e-12 if dtype == torch.float64 else 1e-3)
     nothing = trace(Given(torch.zeros_like, 100), 30, method)
     assert nothing.estimate == nothing.error == 0
+
+
+def test_xtrace_of_the_identity_is_exact():
+    found = trace(Given(lambda v: v, 100), 30)
+    assert found.estimate == pytest.approx(100, rel=1e-12) and found.error < 1e-10
 
 
 def test_as_many_products_as_weights_give_it_exactly():
