@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ssgd.analysis.eigenvalues import Eigenvalues, top_eigenvalues
+from ssgd.analysis.eigenvalues import Eigenvalues, _Krylov, top_eigenvalues
 from ssgd.analysis.hessian import Hessian
 from ssgd.analysis.lanczos import lanczos
 from ssgd.analysis.results import load, save
 from ssgd.analysis.spectrum import Spectrum, spectrum
-from ssgd.analysis.symmetric import Given
+from ssgd.analysis.symmetric import Given, watched
 from ssgd.analysis.task import Task, evaluating
 from ssgd.analysis.trace import Trace, trace
 
@@ -267,6 +267,19 @@ def test_restarts(which, block):
     check_ends(found, eigenvalues, 3)
     assert (found.residuals <= 1.1e-6 * np.abs([*found.largest, *found.smallest])).all()
     assert found.products > 2 * (6 + block) + 40 + 6
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_residuals_are_known_without_a_product(block):
+    matrix = rotated(outliers())
+    with watched(given(matrix), 0, False, None) as watch:
+        krylov = _Krylov(watch, 2, 2, block, seed=0)
+        for _ in range(6):
+            krylov.grow()
+        x, values = krylov.vectors(), torch.from_numpy(krylov.values[krylov.ends])
+    off = (x @ matrix - values[:, None] * x).norm(dim=1)
+    np.testing.assert_allclose(krylov.residuals[krylov.ends], off, rtol=1e-8, atol=1e-12)
+    assert off.max() > 1e-3
 
 
 def test_vectors_and_residuals():

@@ -66,9 +66,8 @@ class LevelCurve:
     def suggestion(self) -> float | None:
         """The level at which the noise undoes a twentieth of what the weights have learnt; None where there is none.
 
-        A heuristic, and a place to start a sweep from: it knows nothing of how well anything generalises. It asks how
-        much noise the function bears, which depends on depth, normalisation and law, and so differs between models
-        more than between the stages of one training.
+        A heuristic, and a place to start a sweep from. It asks how much noise the function bears, which depends on
+        model, law and batch-norm; of whether noise helps at all it knows nothing. Early in training it comes out lower.
         """
         reached = ~(self.mean < self.target)  # a loss that is not a number counts as too much noise
         if not self.target > 0 or reached[0] or not reached.any():
@@ -117,11 +116,12 @@ class LevelCurve:
                 axes.errorbar(
                     self.levels[own], abs(self.mean[own]), self.sd[own], fmt="o", color=BLUE, mfc=face, label=label
                 )
+        if self.mean[0] > 0:
+            guide = self.mean[0] * (self.levels / self.levels[0]) ** 2
+            axes.plot(self.levels, guide, color=GREY, linestyle="--", linewidth=1, label="level²: the quadratic regime")
         if self.target > 0:
             axes.axhline(self.target, color=GREY, linestyle=":", label=f"{SHARE:.0%} of what was learnt")
         if self.suggestion is not None:
-            guide = self.target * (self.levels / self.suggestion) ** 2
-            axes.plot(self.levels, guide, color=GREY, linestyle="--", linewidth=1, label="level²")
             axes.axvline(self.suggestion, color=ORANGE, label=f"suggestion {self.suggestion:.2g}")
         axes.legend(fontsize="small")
         if path is not None:

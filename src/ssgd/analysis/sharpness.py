@@ -101,7 +101,7 @@ def symmetric_excess(
     if level == 0:
         raise ValueError("at level 0 there is no noise to measure the excess of: give a level above 0")
     check_count("pairs", pairs)
-    check_seed(seed)
+    seed = check_seed(seed)
     weights = noisy_weights(task, as_law(law), perturb)
     generators = [torch.Generator(bucket.tensors[0].device) for bucket in weights.buckets]
     plus, minus, lengths = [], [], []
@@ -111,7 +111,7 @@ def symmetric_excess(
             for index, generator in enumerate(generators):
                 generator.manual_seed(mix(seed, pair, 0, index))
             try:
-                weights.plus([level] * len(weights.buckets), generators)
+                weights.plus([level], generators)
                 lengths.append(_length(weights))
                 plus.append(task.measure()[0])
                 weights.rest()
@@ -202,7 +202,7 @@ def keskar(
     minimize = _scipy_minimize()
     check_level(epsilon, "epsilon is the size of the box")
     check_count("iterations", iterations)
-    generator = np.random.default_rng(check_seed(seed))
+    seed = check_seed(seed)
     losses: list[float] = []
     with kept(task.model), evaluating(task.model, mode):
         clean, _ = task.measure()
@@ -218,7 +218,7 @@ def keskar(
             losses.append(loss)
             return loss, (box * space.slope(gradient)).cpu().numpy()
 
-        start = generator.uniform(-1, 1, len(box))
+        start = np.random.default_rng(seed).uniform(-1, 1, len(box))
         _, slope = climb(start)
         rms = float(np.sqrt(np.mean(slope**2)))
 
