@@ -13,7 +13,7 @@ from torch import Tensor
 from ssgd.data.speech.sphere import MAGIC, read_sphere
 from ssgd.data.speech.utterances import Clip, Unusable, Utterance
 
-HUSH = 1e-4  # of full scale: silence of a room, not of a computer, whose logarithm would stand out
+HUSH = 1e-3  # of full scale, about that of a quiet room; without any, a pause would stand out from all that is heard
 
 
 def samples(utterance: Utterance, rate: int) -> Tensor:
