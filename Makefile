@@ -41,6 +41,14 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) torch
 	@touch $@
 
+# An oracle of the tests; what it asks for besides would bring another torch along.
+ORACLE := curvlinops-for-pytorch einops einconv linear_operator
+$(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) -e '.[test]'
+	$(PIP) --no-deps $(ORACLE)
+	$(PY) scripts/check_torch.py
+	@touch $@
+
 $(VENV)/.%: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PIP) -e '.[$*]'
 	$(PY) scripts/check_torch.py

@@ -59,7 +59,7 @@ class Hessian(Symmetric):
         super().__init__(sum(self._sizes), self.tensors[0].dtype, self.tensors[0].device)
         self._stream = snapshot([self.device])
         self._loss = task.loss
-        self.product = self._possible() if product == "auto" else product
+        self.product = product if product == "two-point" else self._possible(product)
         self._prepare: Callable[[Tensor], Products] = self._two_point
         if self.product == "double":
             self._prepare = self._compiled_double() if compile else self._double
@@ -143,8 +143,15 @@ class Hessian(Symmetric):
 
         return prepare
 
-    def _possible(self) -> str:
-        """Which product the first batch allows."""
+    def _possible(self, wish: str) -> str:
+        """``"double"`` if the first batch allows it, else what was meant for that case."""
+        obstacle = self._obstacle()
+        if obstacle and wish == "double":
+            raise ValueError(f"the loss cannot be differentiated twice ({obstacle}): use product='two-point' or 'auto'")
+        return "two-point" if obstacle else "double"
+
+    def _obstacle(self) -> str | None:
+        """What stands in the way of differentiating the first batch's loss twice."""
         with self._ready():
             batch = next(iter(self.task.batches), None)
             if batch is None:
@@ -152,16 +159,16 @@ class Hessian(Symmetric):
             loss = self._loss(self.task.model, batch)
             gradients = torch.autograd.grad(loss, self.tensors, create_graph=True, materialize_grads=True)
             curved = [gradient for gradient in gradients if gradient.requires_grad]
-            if any(name.startswith(SILENT) for name in _operations([loss, *curved])):
-                return "two-point"
+            if silent := [name for name in _operations([loss, *curved]) if name.startswith(SILENT)]:
+                return f"one of its operations has no second derivative: {silent[0]}"
             try:
                 if curved:
                     torch.autograd.grad([gradient.sum() for gradient in curved], self.tensors, allow_unused=True)
             except torch.OutOfMemoryError:
                 raise
-            except (RuntimeError, NotImplementedError):
-                return "two-point"
-        return "double"
+            except (RuntimeError, NotImplementedError) as error:
+                return str(error).splitlines()[0]
+        return None
 
     def _gradients(self, batch: Any, create_graph: bool = False) -> tuple[Tensor, ...]:
         loss = self._loss(self.task.model, batch)

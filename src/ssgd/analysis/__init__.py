@@ -1,0 +1,1 @@
+"""Looking at minima: lines, planes, spectra and sharpness of any model and loss."""
