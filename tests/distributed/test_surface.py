@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from ssgd.analysis.geometry import Plane
@@ -18,6 +19,15 @@ from ..test_surface import TRAIN, assert_same, files, loss, net, solution, tasks
 from .spawn import Ranks
 
 POINTS = 3 + 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As many threads as the ranks have: the bits of a sum depend on them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
