@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,13 +109,21 @@ def test_an_archive_put_there_by_hand_is_unpacked(small, archive, monkeypatch):
     assert len(cifar("cifar100", small).test_labels) == 2
 
 
-@pytest.mark.skipif("SSGD_DATA" not in os.environ, reason="needs the real CIFAR: set SSGD_DATA to its folder")
+def real(folder):
+    """Where the real files are, if SSGD_DATA has that folder."""
+    return pytest.mark.skipif(
+        not Path(os.environ.get("SSGD_DATA", ""), folder).is_dir() or "SSGD_DATA" not in os.environ,
+        reason=f"needs the real CIFAR: set SSGD_DATA to a folder with {folder}",
+    )
+
+
+@real("cifar-100-python")
 def test_the_real_cifar100():
     data = cifar("cifar100", os.environ["SSGD_DATA"], download=False)
     assert len(data.train_images) == 50_000 and data.test_labels.bincount().tolist() == [100] * 100
 
 
-@pytest.mark.skipif("SSGD_DATA" not in os.environ, reason="needs the real CIFAR: set SSGD_DATA to its folder")
+@real("cifar-10-batches-py")
 def test_the_real_cifar10():
     data = cifar("cifar10", os.environ["SSGD_DATA"], download=False)
     assert data.train_labels.bincount().tolist() == [5000] * 10 and len(data.test_images) == 10_000
