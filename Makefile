@@ -41,11 +41,12 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) torch
 	@touch $@
 
-# An oracle of the tests; what it asks for besides would bring another torch along.
-ORACLE := curvlinops-for-pytorch einops einconv linear_operator
+# For tests alone, without what they ask for besides, which would bring another torch along: an oracle for the Hessian,
+# and Triton, whose interpreter runs our kernels without a GPU.
+ALONE := curvlinops-for-pytorch einops einconv linear_operator $(if $(filter Linux,$(shell uname -s)),triton)
 $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PIP) -e '.[test]'
-	$(PIP) --no-deps $(ORACLE)
+	$(PIP) --no-deps $(ALONE)
 	$(PY) scripts/check_torch.py
 	@touch $@
 
