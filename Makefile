@@ -19,6 +19,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(PY) -m pytest -n 2 tests
+	TRITON_INTERPRET=1 $(PY) -m pytest -q tests/test_kernels.py tests/test_convolutions.py  # before anything loads Triton
 
 lint: $(VENV)/.lint
 	$(PY) -m ruff check
