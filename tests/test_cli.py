@@ -13,6 +13,7 @@ from ssgd.cli.main import main
 from ssgd.methods import METHODS
 from ssgd.models import MODELS
 from ssgd.recipes import RECIPES, get
+from ssgd.recipes.configure import from_command_line
 from ssgd.train import Recipe, RunDir, find_runs
 from ssgd.train.__main__ import main as python_m
 
@@ -55,7 +56,7 @@ def test_help_of_a_recipe_lists_every_field_with_its_value(command, recipe, here
 
 def test_options_and_words_mix(here, capsys):
     pytest.importorskip("tyro", reason="options need tyro")
-    words = [*SHORT, "method=split:0.3", "--seeds", "3", "4", "--batch", "25", "--augment", "False", "--out", "x"]
+    words = [*SHORT, "method=split:0.3", "--seeds", "3", "4", "--batch", "25", "--no-augment", "--out", "x"]
     assert main(["train", "digits", *words]) == 0
     found = recipes_in("x")
     assert [recipe.seeds for recipe in found] == [(3,), (4,)]
@@ -235,3 +236,11 @@ def test_a_reader_that_closes_early_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+def test_a_switch_is_an_option_of_its_own():
+    pytest.importorskip("tyro", reason="options need tyro")
+    recipe, execution = from_command_line("digits", ["--deterministic", "--no-progress", "--nesterov"], "ssgd train")
+    assert execution.deterministic and not execution.progress and recipe.nesterov
+    recipe, execution = from_command_line("digits", ["--lr", "0.1", "0.2"], "ssgd train")
+    assert not execution.deterministic and execution.progress and not recipe.nesterov

@@ -39,16 +39,6 @@ def test_imports_go_downwards_only(path):
         assert part in allowed, f"{'/'.join(inside)} imports {part}"
 
 
-def test_core_is_loaded_alone_by_whoever_wraps_an_optimizer():
-    import subprocess
-    import sys
-
-    code = "import sys, ssgd; print([m for m in sys.modules if m.startswith('ssgd.')])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "ssgd.optimizer" in loaded
-    assert not any(f"ssgd.{part}" in loaded for part in ("train", "methods", "models", "data", "recipes", "cli"))
-
-
 def imported(path, inside):
     """The parts of the package that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):

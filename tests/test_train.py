@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from ssgd.core.noise import mix
 from ssgd.data import registry
 from ssgd.methods import METHODS
 from ssgd.safetensors import read_safetensors
-from ssgd.train import Execution, Recipe, RunDir, compare, train
+from ssgd.train import Execution, Recipe, RunDir, classify, compare, train
 from ssgd.train.distributed import Ranks
 from ssgd.train.run import Diverged, Run
 
@@ -434,3 +435,14 @@ def test_another_recipe_in_the_folder_is_refused(quiet):
 def test_what_cannot_be_trained_says_why(quiet, changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         train(small(**changes), quiet)
+
+
+def test_evaluation_leaves_every_module_in_its_mode():
+    net = models.build("small-cnn", 10, 1)
+    frozen = next(module for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    frozen.eval()
+    seen = []
+    frozen.register_forward_hook(lambda *_: seen.append(net.training))
+    batch = torch.randn(4, 1, 8, 8), torch.randint(10, (4,))
+    classify.count(net, [batch], nullcontext, torch.device("cpu"))
+    assert seen == [False] and net.training and not frozen.training

@@ -20,6 +20,22 @@ def ended(folder, name):
     return (place / "weights.safetensors").read_bytes(), (place / "metrics.jsonl").read_bytes()
 
 
+def cut_it_ends_the_same(folder, recipe, stretches):
+    """Cut after each of some stretches of steps, in the middle of an epoch, and trained to its end."""
+    whole = Execution(out=str(folder / "whole"), progress=False)
+    cut = Execution(out=str(folder / "cut"), progress=False, checkpoint_seconds=0.0)
+    train(recipe, whole)
+    for steps in stretches:
+        job = Job(recipe, 0, cut, Ranks(), print)
+        job.begin(Sources(cut))
+        for _ in range(steps):
+            job.advance()
+        assert job.run is not None and job.run.step_in_epoch
+        job.close()
+    train(recipe, cut)
+    assert ended(folder / "whole", recipe.name) == ended(folder / "cut", recipe.name)
+
+
 @pytest.mark.parametrize("method", ["sgd", "ssgd", "split", "sam", "swa"])
 def test_it_learns_and_tells_perplexity(tmp_path, method):
     (result,) = train(replace(WORDS, method=method, phases="2-1"), Execution(out=str(tmp_path), progress=False))
@@ -30,19 +46,7 @@ def test_it_learns_and_tells_perplexity(tmp_path, method):
 
 @pytest.mark.parametrize("method", ["sgd", "ssgd", "split"])
 def test_cut_in_mid_epoch_it_ends_the_same(tmp_path, method):
-    recipe = replace(WORDS, method=method)
-    whole = Execution(out=str(tmp_path / "whole"), progress=False)
-    cut = Execution(out=str(tmp_path / "cut"), progress=False, checkpoint_seconds=0.0)
-    train(recipe, whole)
-    for steps in (2, 3):
-        job = Job(recipe, 0, cut, Ranks(), print)
-        job.begin(Sources(cut))
-        for _ in range(steps):
-            job.advance()
-        assert job.run is not None and job.run.step_in_epoch
-        job.close()
-    train(recipe, cut)
-    assert ended(tmp_path / "whole", recipe.name) == ended(tmp_path / "cut", recipe.name)
+    cut_it_ends_the_same(tmp_path, replace(WORDS, method=method), (2, 3))
 
 
 def test_both_passes_begin_where_the_last_step_ended(tmp_path):

@@ -9,7 +9,7 @@ from ssgd.train import Execution, train
 from ssgd.train.distributed import Ranks
 from ssgd.train.job import Job, Sources
 
-from .test_train_language import ended
+from .test_train_language import cut_it_ends_the_same
 
 SPEECH = replace(get("utterances"), phases="1-1", train_limit=48)
 
@@ -22,18 +22,7 @@ def test_it_learns_to_hear(tmp_path):
 
 @pytest.mark.parametrize("method", ["sgd", "ssgd", "split"])
 def test_cut_in_mid_epoch_it_ends_the_same(tmp_path, method):
-    recipe = replace(SPEECH, method=method)
-    whole = Execution(out=str(tmp_path / "whole"), progress=False)
-    cut = Execution(out=str(tmp_path / "cut"), progress=False, checkpoint_seconds=0.0)
-    train(recipe, whole)
-    job = Job(recipe, 0, cut, Ranks(), print)
-    job.begin(Sources(cut))
-    for _ in range(3):
-        job.advance()
-    assert job.run is not None and job.run.step_in_epoch
-    job.close()
-    train(recipe, cut)
-    assert ended(tmp_path / "whole", recipe.name) == ended(tmp_path / "cut", recipe.name)
+    cut_it_ends_the_same(tmp_path, replace(SPEECH, method=method), (3,))
 
 
 def test_the_base_is_adam(tmp_path):

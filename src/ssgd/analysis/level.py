@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.checks import check_count
 from ..core.noise import Fill, Law, as_law
-from ..files import write_whole
+from .canvas import empty_figure, saved
 from .sharpness import noisy_weights, symmetric_excess
 from .task import Task, evaluating, kept
 
@@ -98,13 +98,7 @@ class LevelCurve:
 
     def draw(self, path: str | Path | None = None) -> Figure:
         """The curve on logarithmic axes and the suggestion; as a .png, .pdf or .svg file too where a path is given."""
-        try:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise ImportError("pictures need matplotlib: pip install matplotlib") from None
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        FigureCanvasAgg(figure)  # pyplot would choose a backend for the whole process
+        figure = empty_figure(6, 4)
         axes = figure.subplots()
         axes.set(xscale="log", yscale="log", xlabel="noise level", ylabel="symmetric excess of the loss")
         axes.set_title(
@@ -124,12 +118,7 @@ class LevelCurve:
         if self.suggestion is not None:
             axes.axvline(self.suggestion, color=ORANGE, label=f"suggestion {self.suggestion:.2g}")
         axes.legend(fontsize="small")
-        if path is not None:
-            kind = Path(path).suffix[1:]
-            if kind not in ("png", "pdf", "svg"):
-                raise ValueError(f"a picture can be .png, .pdf or .svg, not {str(path)!r}")
-            write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=200))
-        return figure
+        return saved(figure, path)
 
 
 def find_level(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import write_whole
+from .canvas import empty_figure, saved
 from .spectrum import Spectrum
 from .surface import Surface
 
@@ -31,7 +31,7 @@ def draw_line(surface: Surface, path: str | Path | None = None) -> Figure:
     if surface.y.size:
         raise ValueError("this surface has two coordinates: draw it with draw_plane()")
     shown = ["loss", "error"] if np.isfinite(surface.errors).any() else ["loss"]
-    figure = _figure(4.5 * len(shown), 3.5)
+    figure = empty_figure(4.5 * len(shown), 3.5)
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for panel, what in zip(panels, shown, strict=True):
         for i, task in enumerate(surface.tasks):
@@ -44,14 +44,14 @@ def draw_line(surface: Surface, path: str | Path | None = None) -> Figure:
             panel.annotate(name, (at, 1.02), xycoords=("data", "axes fraction"), ha="center")
         panel.set(xlabel=axis_labels(surface)[0], ylabel=LABELS[what])
     panels[0].legend()
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def draw_plane(surface: Surface, of: str = "train", what: str = "loss", path: str | Path | None = None) -> Figure:
     """Contours of one task's ``"loss"`` or ``"error"`` over a plane or two directions, the solutions marked."""
     values = on_a_plane(surface, of, what)
     extent_x, extent_y = np.ptp(surface.x), np.ptp(surface.y)
-    figure = _figure(5.5, float(np.clip(1 + 4 * extent_y / extent_x, 2.5, 8)))
+    figure = empty_figure(5.5, float(np.clip(1 + 4 * extent_y / extent_x, 2.5, 8)))
     from matplotlib.colors import BoundaryNorm
     from matplotlib.patheffects import withStroke
 
@@ -68,7 +68,7 @@ def draw_plane(surface: Surface, of: str = "train", what: str = "loss", path: st
     panel.set(xlabel=along, ylabel=across, aspect="equal", title=f"{of} {LABELS[what]}")
     bar = figure.colorbar(filled, ticks=levels, ax=panel)
     bar.ax.set_yticklabels([f"{level:.3g}" for level in levels])
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def draw_spectrum(spectra: Mapping[str, Spectrum], path: str | Path | None = None) -> Figure:
@@ -76,7 +76,7 @@ def draw_spectrum(spectra: Mapping[str, Spectrum], path: str | Path | None = Non
 
     All are drawn with bells of one width, a hundredth of the widest range, so that their heights compare.
     """
-    figure = _figure(6, 3.5)
+    figure = empty_figure(6, 3.5)
     panel = figure.subplots()
     low = min(spectrum.smallest for spectrum in spectra.values())
     high = max(spectrum.largest for spectrum in spectra.values())
@@ -92,7 +92,7 @@ def draw_spectrum(spectra: Mapping[str, Spectrum], path: str | Path | None = Non
     panel.axvline(0, color="0.7", linewidth=0.8, zorder=0)
     panel.set(xlabel="eigenvalue of the Hessian", ylabel="density", yscale="log", ylim=(1e-7 * highest, 3 * highest))
     panel.legend()
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def on_a_plane(surface: Surface, of: str, what: str) -> Array:
@@ -124,23 +124,3 @@ def spread_levels(values: Array) -> Array:
     first, last = np.quantile(heights, 0.02), heights.max()
     steps = np.geomspace(first, last, LEVELS) if first < last else np.array([last])
     return np.unique(np.append(lowest, lowest + steps))
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install matplotlib") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # pyplot would choose a backend for the whole process
-    return figure
-
-
-def _saved(figure: Figure, path: str | Path | None) -> Figure:
-    if path is not None:
-        kind = Path(path).suffix[1:]
-        if kind not in ("png", "pdf", "svg"):
-            raise ValueError(f"a picture can be .png, .pdf or .svg, not {str(path)!r}")
-        write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=200))
-    return figure

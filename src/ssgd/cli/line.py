@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 
 from ..train.terminal import ended
-from .looking import add_options, execution
+from .looking import add_grid, add_options, execution
 from .solutions import solution, tasks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a run's folder, one of its checkpoints, or its weights.safetensors")
     parser.add_argument("b", metavar="B", help="another of the same net")
-    parser.add_argument("--points", type=int, default=31, help="default: 31")
-    parser.add_argument("--margin", type=float, default=0.5, help="how far beyond the ends (default: 0.5)")
-    parser.add_argument("--batchnorm", choices=("recompute", "interpolate", "keep"), default="recompute")
+    add_grid(parser, points=31, margin=0.5)
     add_options(parser, "line")
     parser.set_defaults(run=run)
 

@@ -20,6 +20,17 @@ def add_options(parser: argparse.ArgumentParser, out: str) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
+def add_grid(parser: argparse.ArgumentParser, points: int, margin: float) -> None:
+    parser.add_argument("--points", type=int, default=points, help=f"on each axis (default: {points})")
+    parser.add_argument("--margin", type=float, default=margin, help=f"beyond the solutions (default: {margin:g})")
+    parser.add_argument(
+        "--batchnorm",
+        choices=("recompute", "interpolate", "keep"),
+        default="recompute",
+        help="its statistics at each point (default: recompute)",
+    )
+
+
 def execution(options: argparse.Namespace) -> Execution:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     return Execution(folder=options.folder, device=options.device)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 
 from ..train.terminal import ended
-from .looking import add_options, execution
+from .looking import add_grid, add_options, execution
 from .solutions import solution, tasks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in "ABC":
         parser.add_argument(name.lower(), metavar=name, help="a run's folder, a checkpoint, or weights.safetensors")
-    parser.add_argument("--points", type=int, default=21, help="on each axis (default: 21)")
-    parser.add_argument("--margin", type=float, default=0.2, help="around the three (default: 0.2)")
-    parser.add_argument("--batchnorm", choices=("recompute", "interpolate", "keep"), default="recompute")
+    add_grid(parser, points=21, margin=0.2)
     add_options(parser, "plane")
     parser.set_defaults(run=run)
 

@@ -49,7 +49,7 @@ def from_command_line(name: str | None, arguments: Sequence[str], program: str) 
         prog=f"{program} {name}",
         args=options,
         default=Both(recipe, execution),
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
+        config=(tyro.conf.OmitArgPrefixes,),
         description="key=value works as well as --key value. method=split:0.15 gives name and level.",
     )
     return found.recipe, found.execution

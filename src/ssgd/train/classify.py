@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .kinds import Autocast, Batches
+from .kinds import Autocast, Batches, judging
 
 COMPILES = True
 CAPTURES = True
@@ -30,13 +30,10 @@ def progress(sums: list[float]) -> dict[str, float]:
     return {"loss": loss / images, "accuracy": 100 * right / images}
 
 
-@torch.no_grad()
 def count(net: nn.Module, batches: Batches, autocast: Autocast, device: torch.device) -> Tensor:
     """Sums over all images: loss, right answers, right ones among the first five, images. Weights stay as they are."""
-    training = net.training
-    net.eval()
     sums = torch.zeros(4, dtype=torch.float64, device=device)
-    try:
+    with judging(net):
         for x, y in batches:
             with autocast():
                 logits = net(x)
@@ -44,8 +41,6 @@ def count(net: nn.Module, batches: Batches, autocast: Autocast, device: torch.de
             best = logits.topk(min(5, logits.shape[1])).indices == y[:, None]
             loss = F.cross_entropy(logits, y, reduction="sum")
             sums += torch.stack([loss, best[:, 0].sum(), best.sum(), torch.ones_like(y).sum()]).double()
-    finally:
-        net.train(training)
     return sums
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -42,6 +42,19 @@ def kind_of(source: Any) -> Kind:
     """The kind that a data source is for."""
     module: Any = import_module(f".{MODULES[source.kind]}", __package__)
     return cast(Kind, module.of(source) if hasattr(module, "of") else module)
+
+
+@contextmanager
+def judging(net: nn.Module) -> Iterator[None]:
+    """The net in eval mode, without gradients; afterwards every module is in the mode it was in."""
+    modes = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def judged(row: Mapping[str, Any], part: str = "test") -> str | None:

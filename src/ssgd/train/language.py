@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .kinds import Autocast, Batches
+from .kinds import Autocast, Batches, judging
 
 COMPILES = False  # cuDNN's LSTM is faster as it is
 CAPTURES = True
@@ -32,13 +32,10 @@ def progress(sums: list[float]) -> dict[str, float]:
     return {"loss": loss / words, "accuracy": 100 * right / words, "perplexity": math.exp(min(loss / words, 700))}
 
 
-@torch.no_grad()
 def count(net: nn.Module, batches: Batches, autocast: Autocast, device: torch.device) -> Tensor:
     """Sums over all words: loss, words. The state is carried from batch to batch, and begins at zero."""
-    training = net.training
-    net.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    try:
+    with judging(net):
         for i, (x, y) in enumerate(batches):
             if i == 0:
                 net.reset(len(x))  # type: ignore[operator]
@@ -46,8 +43,6 @@ def count(net: nn.Module, batches: Batches, autocast: Autocast, device: torch.de
                 logits = net(x)
             loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum")
             sums += torch.stack([loss, torch.full_like(loss, y.numel())]).double()
-    finally:
-        net.train(training)
     return sums
 
 

@@ -26,6 +26,7 @@ from ..data.on_device import DeviceImages
 from ..data.registry import Source
 from ..methods import registry
 from ..methods.averaging import Averaging
+from ..optimizer import SSGD
 from .convolutions import use_fast_convolutions
 from .distributed import Ranks, in_step, load_whole_state, of_each_rank, same_buffers, total, whole_state, wrap
 from .graphs import GraphOf, GraphStep, unchanged
@@ -220,8 +221,8 @@ class Run:
     def _batch(self) -> tuple[Tensor, ...]:
         """This rank's part of the next batch; where halves matter a part of each, as they are for one process."""
         size, ranks = self.recipe.batch, self.ranks
-        anywhere = self.source.kind != "images"  # where a batch of half the size is another cut of the data
-        if not self.method.halves or not ranks.several or anywhere or size % (2 * ranks.count):
+        halves_are_batches = self.source.kind == "images"  # of texts and utterances they are another cut of the data
+        if not (self.method.halves and ranks.several and halves_are_batches) or size % (2 * ranks.count):
             return self._part(self.epoch, self.step_in_epoch, size, ranks)
         parts = [self._part(self.epoch, 2 * self.step_in_epoch + i, size // 2, ranks) for i in (0, 1)]
         with self._on_stream():
@@ -257,7 +258,7 @@ class Run:
             options = dict(self.recipe.settings) if phase.method == self.recipe.method else {}
             if phase.level is not None:
                 options[self.method.settings[0].name] = phase.level
-        if issubclass_of(self.method.make, Noisy):
+        if isinstance(self.method.make, type) and issubclass(self.method.make, Noisy):
             options["seed"] = mix(self.seed, 1, self.schedule.index(min(self.epoch, self.schedule.epochs - 1)))
             options |= self._noise_options()
         if self.method.transform is not None:
@@ -277,7 +278,7 @@ class Run:
     def _noise_options(self) -> dict[str, Any]:
         recipe = self.recipe
         found: dict[str, Any] = {}
-        if "law" not in self.method.fixed and self.method.make.__name__ == "SSGD":
+        if "law" not in self.method.fixed and self.method.make is SSGD:
             found["law"] = recipe.law
         if recipe.perturb != "all":
             found["perturb"] = select(self.net, recipe.perturb)
@@ -391,7 +392,3 @@ class Run:
         size = self.recipe.batch
         for step in range(max(1, min(self.steps, IMAGES_FOR_BN // size))):
             yield self._part(self.epoch - 1, step, size, Ranks())[0]
-
-
-def issubclass_of(make: Any, kind: type) -> bool:
-    return isinstance(make, type) and issubclass(make, kind)

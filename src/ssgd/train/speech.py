@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.speech import SpeechSource, character_errors, ctc_objective, greedy, word_errors
-from .kinds import Autocast, Batches
+from .kinds import Autocast, Batches, judging
 
 
 def of(source: SpeechSource) -> Speech:
@@ -37,13 +37,10 @@ class Speech:
         """An epoch's mean over its passes."""
         return {"loss": sums[0] / sums[2]}
 
-    @torch.no_grad()
     def count(self, net: nn.Module, batches: Batches, autocast: Autocast, device: torch.device) -> Tensor:
         """Sums over all utterances: loss, utterances, wrong characters, characters, wrong words, words."""
-        training = net.training
-        net.eval()
         sums = torch.zeros(6, dtype=torch.float64, device=device)
-        try:
+        with judging(net):
             for features, lengths, targets, target_lengths in batches:
                 with autocast():
                     loss = ctc_objective(net, features, lengths, targets, target_lengths)
@@ -53,8 +50,6 @@ class Speech:
                 heard = [self.alphabet.decoded(numbers) for numbers in greedy(log_probs, frames)]
                 errors = *character_errors(references, heard), *word_errors(references, heard)
                 sums += torch.tensor([loss.item() * len(features), len(features), *errors], device=device)
-        finally:
-            net.train(training)
         return sums
 
     def summary(self, sums: list[float], part: str, classes: int) -> dict[str, float]:
