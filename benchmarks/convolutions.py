@@ -12,7 +12,6 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
 from multiprocessing import get_context
@@ -30,6 +29,7 @@ from ssgd.train.convolutions import conv3x3, use_fast_convolutions
 
 DEVICE = torch.device("cuda")
 CALLS, ROUNDS, KEPT = 20, 11, 3
+WRONG = 1e-2  # relative to the largest value
 WHAT = ("forward", "grad_input", "grad_weight")
 Plan = kernels.Tile | kernels.Split
 
@@ -44,7 +44,14 @@ class Shape(NamedTuple):
         return f"{self.inputs}to{self.outputs}_{self.size}x{self.size}_stride{self.stride}"
 
 
-SHAPES = (Shape(16, 16, 32, 1), Shape(32, 32, 16, 1), Shape(64, 64, 8, 1), Shape(16, 32, 32, 2), Shape(32, 64, 16, 2))
+SHAPES = (
+    Shape(3, 16, 32, 1),
+    Shape(16, 16, 32, 1),
+    Shape(32, 32, 16, 1),
+    Shape(64, 64, 8, 1),
+    Shape(16, 32, 32, 2),
+    Shape(32, 64, 16, 2),
+)
 
 
 class Problem:
@@ -108,19 +115,19 @@ def plans(shape: Shape, what: str) -> Iterator[Plan]:
         yield from splits(shape)
         return
     source, to = shape[:2] if what == "forward" else shape[1::-1]
-    for taps in (8, 4, 1) if source < 64 else (4, 2, 1):
-        for pixels, warps in ((64, 4), (128, 4), (128, 8), (256, 8)):
+    for taps in (9,) if source < 16 else (8, 4, 1) if source < 64 else (4, 2, 1):
+        for pixels, warps in ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8), (256, 8)):
             for channels in {to, max(to // 2, 16)}:
-                loads = pixels * taps * source // 8 // (32 * warps)
+                loads = pixels * taps * source // (8 if source >= 16 else 1) // (32 * warps)
                 shared = 2 * (taps + (taps > 1)) * source * (pixels + channels)
                 if loads <= 32 and shared <= 100_000:
                     yield kernels.Tile(pixels, channels, taps, warps)
 
 
 def splits(shape: Shape) -> Iterator[kernels.Split]:
-    for rows, columns in ((4, 4), (4, 1), (1, 4), (1, 1)):
+    for rows, columns in ((4, 4),) if shape.inputs < 16 else ((4, 4), (4, 1), (1, 4), (1, 1)):
         left, right = rows * shape.inputs, columns * shape.outputs
-        if not 64 <= left <= 128 or left * right > 128 * 128:
+        if (shape.inputs >= 16 and not 64 <= left <= 128) or left * right > 128 * 128:
             continue
         for programs in (132, 264, 528) if shape.stride == 1 else (132, 264):
             parts = programs // ((3 if rows == 1 else 1) * (3 if columns == 1 else 1))
@@ -128,18 +135,35 @@ def splits(shape: Shape) -> Iterator[kernels.Split]:
                 for warps, stages in ((4, 1), (4, 3), (8, 1)):
                     registers = (left * right + pixels * (left + right) // 2 * (stages == 1)) // (32 * warps)
                     shared = 2 * pixels * (left + right) * stages
-                    if registers <= 224 and shared <= 200_000 and left >= 16 * warps:
+                    if registers <= 224 and shared <= 200_000 and (left >= 16 * warps or shape.inputs < 16):
                         yield kernels.Split(parts, pixels, rows, columns, warps, stages)
 
 
-def compile_plan(shape: Shape, batch: int, what: str, plan: Plan) -> str | None:
-    """In a process of its own: Triton keeps the result on disk. Returns what went wrong."""
+def try_plan(shape: Shape, batch: int, what: str, plan: Plan) -> str | None:
+    """Triton keeps what it builds on disk. Returns what went wrong."""
     try:
-        Problem(shape, batch).kernel(what, plan)()
+        problem = Problem(shape, batch)
+        problem.kernel(what, plan)()
         torch.cuda.synchronize()
+        return None if problem.error(what) < WRONG else f"wrong by {problem.error(what):.1e}"
     except Exception as problem:
         return f"{type(problem).__name__}: {problem}".splitlines()[0]
-    return None
+
+
+def time_plans(shape: Shape, batch: int, what: str, plans: list[Plan]) -> tuple[list[float], list[list[float]], str]:
+    """cuDNN's seconds, those of each plan up to the first that fails, and what went wrong with that one."""
+    torch.backends.cudnn.benchmark = True
+    problem = Problem(shape, batch)
+    theirs, ours = seconds(problem.cudnn(what)), []
+    try:
+        for plan in plans:
+            found = seconds(problem.kernel(what, plan))
+            if problem.error(what) > WRONG:
+                return theirs, ours, f"wrong by {problem.error(what):.1e}"
+            ours.append(found)
+    except Exception as wrong:
+        return theirs, ours, f"{type(wrong).__name__}: {wrong}".splitlines()[0]
+    return theirs, ours, ""
 
 
 def seconds(call: Callable[[], object]) -> list[float]:
@@ -161,52 +185,70 @@ def seconds(call: Callable[[], object]) -> list[float]:
     return found[1:]
 
 
+class Tuner:
+    """Plans in processes of their own: after an illegal access a process is of no more use."""
+
+    def __init__(self, processes: int) -> None:
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["torch", "triton", "ssgd.train.convolution_kernels", "ssgd.models"])
+        self.many, self.one = (context.Pool(count, maxtasksperchild=1) for count in (processes, 1))
+
+    def usable(self, batch: int, asked: list[tuple[Shape, str, Plan]]) -> list[tuple[Shape, str, Plan]]:
+        failed = self.many.starmap(try_plan, [(s, batch, w, p) for s, w, p in asked], chunksize=1)
+        for (shape, what, plan), problem in zip(asked, failed, strict=True):
+            if problem:
+                print(f"left out: {shape} {what} {plan}: {problem}", flush=True)
+        return [one for one, problem in zip(asked, failed, strict=True) if not problem]
+
+    def times(
+        self, shape: Shape, batch: int, what: str, plans: list[Plan]
+    ) -> tuple[list[float], dict[Plan, list[float]]]:
+        found: dict[Plan, list[float]] = {}
+        theirs: list[float] = []
+        while plans:
+            theirs, ours, wrong = self.one.apply(time_plans, (shape, batch, what, plans))
+            found |= dict(zip(plans, ours, strict=False))
+            if wrong:
+                print(f"left out: {shape} {what} {plans[len(ours)]}: {wrong}", flush=True)
+            plans = plans[len(ours) + 1 :] if wrong else []
+        return theirs, found
+
+
 def times(batches: list[int], processes: int) -> Iterator[Row]:
-    with ProcessPoolExecutor(processes, get_context("fork")) as pool:  # forked now, before CUDA is in use here
-
-        def usable(batch: int, asked: list[tuple[Shape, str, Plan]]) -> list[tuple[Shape, str, Plan]]:
-            failed = list(pool.map(compile_plan, *zip(*[(s, batch, w, p) for s, w, p in asked], strict=True)))
-            for (shape, what, plan), problem in zip(asked, failed, strict=True):
-                if problem:
-                    print(f"left out: {shape} {what} {plan}: {problem}")
-            return [one for one, problem in zip(asked, failed, strict=True) if not problem]
-
-        middle = batches[len(batches) // 2]
-        best: dict[tuple[Shape, str], list[Plan]] = {}
-        todo = usable(middle, [(s, w, p) for s in SHAPES for w in WHAT for p in dict.fromkeys(plans(s, w))])
-        print(f"{len(todo)} plans compiled")
-        for shape in SHAPES:
-            problem = Problem(shape, middle)
-            for what in WHAT:
-                own = [plan for s, w, plan in todo if (s, w) == (shape, what)]
-                found = {plan: statistics.median(seconds(problem.kernel(what, plan))) for plan in own}
-                best[shape, what] = sorted(own, key=found.__getitem__)[:KEPT]
-                for plan in own if shape.stride == 1 else []:
-                    print(f"{shape} {what} {found[plan] * 1e6:6.2f} µs  {plan}")
-        kept = [(s, w, p) for (s, w), own in best.items() for p in own]
-        for batch in batches:
-            if batch != middle:
-                usable(batch, kept)
+    tuner = Tuner(processes)
+    first, *others = sorted(batches, key=lambda batch: abs(batch - 128))
+    asked = [(s, w, p) for s in SHAPES for w in WHAT if served(s, w) for p in dict.fromkeys(plans(s, w))]
+    todo = tuner.usable(first, asked)
+    print(f"{len(todo)} of {len(asked)} plans can be used", flush=True)
+    best: dict[tuple[Shape, str], list[Plan]] = {}
     for shape in SHAPES:
         for what in WHAT:
-            ratios: dict[Plan, list[float]] = {plan: [] for plan in best[shape, what]}
-            for batch in batches:
-                problem = Problem(shape, batch)
-                theirs = seconds(problem.cudnn(what))
-                yield row(f"{what}_{shape}_batch{batch}_cudnn", theirs)
-                for place, plan in enumerate(ratios):
-                    call = problem.kernel(what, plan)
-                    ours = seconds(call)
-                    ratios[plan].append(statistics.median(ours) / statistics.median(theirs))
-                    detail = {"plan": asdict(plan), "error": problem.error(what), "over_cudnn": ratios[plan][-1]}
-                    yield row(f"{what}_{shape}_batch{batch}_{place}", ours, detail)
-                    if problem.error(what) > 1e-2:
-                        print(f"WRONG: {what} {shape} {plan}: off by {problem.error(what):.1e}")
-            plan = min(ratios, key=lambda plan: sum(ratios[plan]))
-            shown = ", ".join(f"{ratio:.2f}" for ratio in ratios[plan])
-            print(
-                f"{what:12} {shape!s:24} ({shape.inputs}, {shape.outputs}, {shape.stride}): {plan}  # × cuDNN: {shown}"
-            )
+            own = [plan for s, w, plan in todo if (s, w) == (shape, what)]
+            if not own:
+                continue
+            theirs, found = tuner.times(shape, first, what, own)
+            best[shape, what] = ranked = sorted(found, key=lambda plan: statistics.median(found[plan]))[:KEPT]
+            yield from rows(shape, what, first, theirs, {plan: found[plan] for plan in ranked})
+    for batch in others:
+        kept = tuner.usable(batch, [(s, w, p) for (s, w), own in best.items() for p in own])
+        for (shape, what), own in best.items():
+            theirs, found = tuner.times(shape, batch, what, [plan for plan in own if (shape, what, plan) in kept])
+            yield from rows(shape, what, batch, theirs, found)
+
+
+def served(shape: Shape, what: str) -> bool:
+    """Images need no gradient."""
+    return shape.inputs >= 16 or what != "grad_input"
+
+
+def rows(shape: Shape, what: str, batch: int, theirs: list[float], found: dict[Plan, list[float]]) -> Iterator[Row]:
+    yield row(f"{what}_{shape}_batch{batch}_cudnn", theirs)
+    for place, (plan, ours) in enumerate(found.items()):
+        over = statistics.median(ours) / statistics.median(theirs)
+        yield row(f"{what}_{shape}_batch{batch}_{place}", ours, {"plan": asdict(plan), "over_cudnn": over})
+        micro = statistics.median(ours) * 1e6
+        kind = shape.inputs, shape.outputs, shape.stride
+        print(f"{batch:4} {what:12} {kind}: {plan}  # {micro:.2f} µs, × cuDNN: {over:.2f}", flush=True)
 
 
 def row(name: str, found: list[float], detail: dict[str, object] | None = None) -> Row:
@@ -287,7 +329,7 @@ def a_net_learns_the_same(compiled: bool) -> None:
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
 
     right, cudnn = gradients(bf16=False), gradients()
-    assert use_fast_convolutions(net) == 18
+    assert use_fast_convolutions(net) == 19
     ours = gradients()
     assert not torch.equal(ours, cudnn), "the kernels were not used"
     theirs, error = (float((g - right).norm() / right.norm()) for g in (cudnn, ours))

@@ -32,6 +32,7 @@ interpreted = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 SHAPES = {  # inputs, outputs, stride, images, height, width
+    "stem": (3, 16, 1, 2, 5, 6),
     "16": (16, 16, 1, 3, 5, 6),
     "32": (32, 32, 1, 2, 6, 5),
     "64": (64, 64, 1, 1, 3, 2),
@@ -203,9 +204,9 @@ def with_triton(monkeypatch):
 def test_a_net_keeps_its_names_and_on_the_cpu_its_numbers(with_triton):
     net = build("resnet20", 10)
     before, x = copy.deepcopy(net), torch.randn(2, 3, 8, 8)
-    assert use_fast_convolutions(net) == 18
+    assert use_fast_convolutions(net) == 19
     assert use_fast_convolutions(net) == 0
-    assert type(net.stem[0]) is nn.Conv2d and type(net.body[0].conv1) is FastConv2d
+    assert type(net.stem[0]) is FastConv2d and type(net.body[0].conv1) is FastConv2d
     assert list(net.state_dict()) == list(before.state_dict())
     again = pickle.loads(pickle.dumps(copy.deepcopy(net)))
     with Calls() as calls:
@@ -218,7 +219,7 @@ def test_a_net_keeps_its_names_and_on_the_cpu_its_numbers(with_triton):
 @pytest.mark.parametrize(
     "options",
     [
-        {"in_channels": 3},
+        {"in_channels": 8},
         {"out_channels": 32},
         {"stride": 2},
         {"kernel_size": 1, "padding": 0},

@@ -1,4 +1,4 @@
-"""3×3 convolutions of 16-bit images with few channels, in Triton: forward, and both gradients, bitwise reproducible.
+"""3×3 convolutions of 16-bit images with few channels, in Triton: forward, and both gradients, adding up in a fixed order.
 
 Pixels lie one after the other with their channels together (channels_last). A tile of pixels with its nine shifted
 copies is the left side of a matrix product; the copies come from the L1 cache, so memory is read about once.
@@ -21,7 +21,7 @@ class Tile:
 
     pixels: int
     channels: int
-    taps: int  # taken in one matrix product: 1, 2, 4 or 8, and the ninth alone
+    taps: int  # taken in one matrix product: 1, 2, 4 or 8, and the ninth alone, or all 9
     warps: int
 
 
@@ -39,6 +39,7 @@ class Split:
 
 # By inputs, outputs and stride; benchmarks/convolutions.py prints the fastest.
 FORWARD = {
+    (3, 16, 1): Tile(128, 16, 9, 4),
     (16, 16, 1): Tile(128, 16, 8, 4),
     (32, 32, 1): Tile(128, 32, 4, 4),
     (64, 64, 1): Tile(64, 32, 4, 4),
@@ -53,6 +54,7 @@ GRAD_INPUT = {  # with 64 outputs some plans are miscompiled by Triton 3.6: benc
     (32, 64, 2): Tile(128, 16, 2, 8),
 }
 GRAD_WEIGHT = {
+    (3, 16, 1): Split(264, 128, 4, 4, 4, 1),
     (16, 16, 1): Split(264, 128, 4, 4, 4, 1),
     (32, 32, 1): Split(132, 64, 4, 4, 8, 1),
     (64, 64, 1): Split(29, 128, 1, 1, 4, 1),
@@ -91,13 +93,14 @@ def grad_weight(gradient: Tensor, x: Tensor, out: Tensor, stride: int, plan: Spl
             pixels,
             *_weight_strides(out),
             *(*x.shape[2:], *gradient.shape[2:], x.shape[1], gradient.shape[1], stride),
-            *(steps, plan.pixels, plan.rows, plan.columns),
+            *(steps, plan.pixels, plan.rows, plan.columns, triton.next_power_of_2(plan.rows * x.shape[1])),
             num_warps=plan.warps,
             num_stages=plan.stages,
+            **_early(x),
         )
         rows = triton.next_power_of_2(parts)
-        columns = min(max(4096 // rows, 16), 256)  # which divides all sizes
-        _add_up[(out.numel() // columns,)](sums, out, parts, out.numel(), rows, columns)
+        columns = min(max(4096 // rows, 16), 256, out.numel() & -out.numel())  # which divides the size
+        _add_up[(out.numel() // columns,)](sums, out, parts, out.numel(), rows, columns, **_early(x))
 
 
 def _launch_correlate(source: Tensor, weight: Tensor, out: Tensor, stride: int, plan: Tile, backward: bool) -> None:
@@ -112,8 +115,9 @@ def _launch_correlate(source: Tensor, weight: Tensor, out: Tensor, stride: int, 
             pixels,
             *((outputs, inputs, taps) if backward else (inputs, outputs, taps)),
             *(*source.shape[2:], *out.shape[2:], source.shape[1], out.shape[1], stride, backward),
-            *(plan.pixels, plan.channels, plan.taps),
+            *(plan.pixels, plan.channels, plan.taps, triton.next_power_of_2(plan.taps * source.shape[1])),
             num_warps=plan.warps,
+            **_early(out),
         )
 
 
@@ -124,6 +128,12 @@ def _kind(weight: Tensor, stride: int) -> tuple[int, int, int]:
 def _weight_strides(weight: Tensor) -> tuple[int, int, int]:
     """Of the outputs, the inputs and the taps."""
     return weight.stride(0), weight.stride(1), weight.stride(3)
+
+
+def _early(tensor: Tensor) -> dict[str, bool]:
+    """From Hopper on a kernel may be set up while the one before still runs, and then waits for its results."""
+    early = tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------
@@ -149,21 +159,27 @@ def _correlate(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """PIXELS × CHANNELS of the output: for each tap, the source at the shifted pixels times the tap's weights."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     pixel = tl.minimum(pixel, pixels - 1).to(tl.uint32)  # rather than masks: the last pixel is made several times
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    if TAPS > 1:  # asked for first, used last
-        last = _shifted(source, pixel, 8, 1, H, W, OUT_H, OUT_W, FROM, STRIDE, BACKWARD)
-        last_weights = _weights(weight, channel, 8, 1, from_stride, to_stride, tap_stride, FROM)
+    if 9 % TAPS > 0:  # asked for first, used last
+        last = _shifted(source, pixel, 8, 1, FROM, H, W, OUT_H, OUT_W, FROM, STRIDE, BACKWARD)
+        last_weights = _weights(weight, channel, 8, 1, FROM, from_stride, to_stride, tap_stride, FROM)
     for i in tl.static_range(9 // TAPS):
-        some = _shifted(source, pixel, TAPS * i, TAPS, H, W, OUT_H, OUT_W, FROM, STRIDE, BACKWARD)
-        some_weights = _weights(weight, channel, TAPS * i, TAPS, from_stride, to_stride, tap_stride, FROM)
+        some = _shifted(source, pixel, TAPS * i, TAPS, WIDTH, H, W, OUT_H, OUT_W, FROM, STRIDE, BACKWARD)
+        some_weights = _weights(weight, channel, TAPS * i, TAPS, WIDTH, from_stride, to_stride, tap_stride, FROM)
         total = tl.dot(some, some_weights.to(some.dtype), total)
-    if TAPS > 1:
+    if 9 % TAPS > 0:
         total = tl.dot(last, last_weights.to(last.dtype), total)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     to = out + pixel[:, None] * TO + channel[None, :]
     tl.store(to, total.to(out.dtype.element_ty))
 
@@ -174,6 +190,7 @@ def _shifted(
     pixel,
     FIRST: tl.constexpr,
     TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
     OUT_H: tl.constexpr,
@@ -183,7 +200,7 @@ def _shifted(
     BACKWARD: tl.constexpr,
 ):
     """For each pixel of the output what TAPS taps see of the source, side by side; zero where that is outside."""
-    place = tl.arange(0, TAPS * FROM)
+    place = tl.arange(0, WIDTH)
     tap = FIRST + place // FROM
     right = tap % 3 - 1
     down = tap // 3 - 1
@@ -202,6 +219,8 @@ def _shifted(
         from_pixel = pixel if STRIDE == 1 else (image * H + y * STRIDE) * W + x * STRIDE
         there = _within((x * STRIDE)[:, None] + right[None, :], W) & _within((y * STRIDE)[:, None] + down[None, :], H)
         at = source + ((down * W + right) * FROM + place % FROM)[None, :] + (from_pixel * FROM)[:, None]
+    if WIDTH > TAPS * FROM:
+        there &= (place < TAPS * FROM)[None, :]
     return tl.load(at, there, 0.0)
 
 
@@ -213,12 +232,23 @@ def _within(place, SIZE: tl.constexpr):
 
 @triton.jit
 def _weights(
-    weight, channel, FIRST: tl.constexpr, TAPS: tl.constexpr, from_stride, to_stride, tap_stride, FROM: tl.constexpr
+    weight,
+    channel,
+    FIRST: tl.constexpr,
+    TAPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    from_stride,
+    to_stride,
+    tap_stride,
+    FROM: tl.constexpr,
 ):
     """The weights of TAPS taps, one below the other."""
-    place = tl.arange(0, TAPS * FROM)
+    place = tl.arange(0, WIDTH)
     rows = (FIRST + place // FROM) * tap_stride + place % FROM * from_stride
-    return tl.load(weight + rows[:, None] + (channel * to_stride)[None, :])
+    at = weight + rows[:, None] + (channel * to_stride)[None, :]
+    if WIDTH > TAPS * FROM:
+        return tl.load(at, (place < TAPS * FROM)[:, None], 0.0)
+    return tl.load(at)
 
 
 @triton.jit
@@ -241,13 +271,17 @@ def _weight_sums(
     PIXELS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    LEFT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The weight's gradient from STEPS × PIXELS pixels, for ROWS × COLUMNS taps.
 
     A tap is a shift between the two images. The input is shifted by the tap's row, the gradient by its column: all
     nine taps are one product of two times three images. A pixel here is a row of the output, a column of the input.
     """
-    input = tl.arange(0, ROWS * INPUTS)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    input = tl.arange(0, LEFT)
     output = tl.arange(0, COLUMNS * OUTPUTS)
     row = tl.program_id(1) + input // INPUTS
     column = tl.program_id(2) + output // OUTPUTS
@@ -259,7 +293,7 @@ def _weight_sums(
     g_at = gradient + output[None, :]
     if STRIDE == 1:
         g_at -= (right * OUTPUTS)[None, :]
-    total = tl.zeros([ROWS * INPUTS, COLUMNS * OUTPUTS], tl.float32)
+    total = tl.zeros([LEFT, COLUMNS * OUTPUTS], tl.float32)
     for step in range(STEPS):
         pixel = ((tl.program_id(0) * STEPS + step) * PIXELS + tl.arange(0, PIXELS)).to(tl.uint32)
         x_place = pixel % W
@@ -276,6 +310,8 @@ def _weight_sums(
             there &= across % STRIDE == 0
             came = tl.load(g_at + (line[:, None] * OUT_W + across // STRIDE) * OUTPUTS, there, 0.0)
         total = tl.dot(tl.trans(seen), came, total)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     rows = row * 3 * tap_stride + input * input_stride
     columns = column * tap_stride + output * output_stride
     to = sums + tl.program_id(0) * (9 * INPUTS * OUTPUTS) + rows[:, None] + columns[None, :]
@@ -283,7 +319,10 @@ def _weight_sums(
 
 
 @triton.jit
-def _add_up(sums, out, parts, numel, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
+def _add_up(sums, out, parts, numel, PARTS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     part = tl.arange(0, PARTS)
     place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     found = tl.load(sums + part[:, None] * numel + place[None, :], (part < parts)[:, None], 0.0)

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..core.halves import halves
 from ..core.wrapper import Wrapper
 from ..optimizer import SSGD
+from .compilation import compiled_for
 from .kinds import Objective
 from .steps import Step
 
@@ -48,7 +49,7 @@ class PairStep(Step):
 
     def __init__(self, *arguments: Any, compiled: bool = False) -> None:
         super().__init__(*arguments)
-        self.objective_at = torch.compile(objective_at, dynamic=False) if compiled else objective_at
+        self.objective_at = compiled_for(self.sums.device, objective_at) if compiled else objective_at
         norms = [(name, m) for name, m in self.model.named_modules() if isinstance(m, _NormBase)]
         own = {f"{name}.{b}".lstrip("."): (m, t) for name, m in norms for b, t in m.named_buffers(recurse=False)}
         self.statistics = {name: t for name, (_, t) in own.items() if t.is_floating_point()}
