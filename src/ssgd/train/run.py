@@ -27,6 +27,7 @@ from ..data.registry import Source
 from ..methods import registry
 from ..methods.averaging import Averaging
 from ..optimizer import SSGD
+from .compilation import compiled_for
 from .convolutions import use_fast_convolutions
 from .distributed import Ranks, in_step, load_whole_state, of_each_rank, same_buffers, total, whole_state, wrap
 from .graphs import GraphOf, GraphStep, unchanged
@@ -84,7 +85,7 @@ class Run:
         self.compiled = compiled and self.kind.COMPILES
         self.graph = graph and self.kind.CAPTURES
         plain = self.kind.objective
-        self.objective = torch.compile(plain, dynamic=False) if self.compiled else plain
+        self.objective = compiled_for(device, plain) if self.compiled else plain
         self.lr: Tensor | float = torch.tensor(recipe.lr[0], device=device) if on_gpu else recipe.lr[0]
         self.opt: Wrapper | None = None
         self._step: Step | GraphStep | None = None
@@ -121,9 +122,9 @@ class Run:
                 self.net.reset(len(batch[0]))  # type: ignore[operator]
             if not self._settled:
                 self._settle(batch)
-            self._seed_layers()
             if self._step is None:
                 self._step = self._captured(batch)
+            self._seed_layers()
             self._step(*batch)
         self.step_in_epoch += 1
 
