@@ -133,7 +133,8 @@ def same_end(one: str, other: str, name: str, seed: int = 0) -> None:
     first, second = (read_safetensors(place / "weights.safetensors") for place in places)
     for key, value in first.items():
         assert torch.equal(value, second[key]), f"{name}: {key}"
-    assert places[0].joinpath("metrics.jsonl").read_bytes() == places[1].joinpath("metrics.jsonl").read_bytes(), name
+    rows = [place.joinpath("metrics.jsonl").read_text().splitlines() for place in places]
+    assert rows[0] == rows[1], f"{name}: {[pair for pair in zip(*rows, strict=True) if pair[0] != pair[1]]}"
 
 
 def advance(recipe: Recipe, execution: Execution, steps: int) -> None:
