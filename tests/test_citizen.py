@@ -11,6 +11,8 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
 
 from ssgd import SSGD
+from ssgd.methods.plain import Plain
+from ssgd.methods.sam import SAM
 
 from .problems import WAYS, mlp, run_passes, same, take_step, vectors, weights
 
@@ -226,6 +228,31 @@ def test_step_without_points_is_the_bases_and_warns_once():
             o.step()
     assert same(model, plain_model)
     assert opt.param_groups[0]["noise_step"] == 0
+
+
+@pytest.mark.parametrize("package", ["transformers", "accelerate", "lightning", "pytorch_lightning"])
+def test_step_without_points_in_someone_elses_loop_is_refused_with_the_remedy(package):
+    model, opt = start()
+    before = weights(model)
+    trainer = {"__name__": f"{package}.loop"}
+    exec("def step(opt): opt.step()", trainer)
+    trainer["step"](opt)  # nothing to step with: trainers do that
+    F.cross_entropy(model(vectors(dtype=torch.float32)[0]), vectors()[1]).backward()
+    with pytest.raises(RuntimeError, match=r"plain step: .*ssgd\.integrations\."):
+        trainer["step"](opt)
+    assert same(model, before) and opt.param_groups[0]["noise_step"] == 0
+
+
+@pytest.mark.parametrize("wrap", [lambda base: SSGD(base, 0.0), lambda base: SAM(base, 0.0), Plain])
+def test_step_without_points_is_the_bases_where_no_weight_would_move(wrap):
+    x, y = vectors(dtype=torch.float32)
+    model, plain_model = mlp(torch.float32), mlp(torch.float32)
+    plain = SGD(plain_model.parameters(), lr=0.1, momentum=0.9)
+    opt = wrap(SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for m, o in ((model, opt), (plain_model, plain)):
+        F.cross_entropy(m(x), y).backward()
+        o.step()
+    assert same(model, plain_model)
 
 
 def test_several_optimizers_at_once():

@@ -16,7 +16,7 @@ from .buckets import Bucket, make_buckets
 from .checks import check_choice, check_level, check_seed
 from .halves import halves
 from .noise import Fill, Law, as_law, mix
-from .parallel import agree, find_place, is_sharded, local, reshard, unwrap_ddp
+from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, unwrap_ddp
 from .points import Damping, DeviceSeed, FusedTwoPoints, Level, SignedMoves, TwoPoints, two_points
 from .selection import default_selection, magnitudes
 from .walk import Point, Walk
@@ -61,12 +61,16 @@ class Noisy(Wrapper):
         self.rng = rng
         self.foreach = foreach is not False
         self._perturb = None if perturb is None else list(perturb)
+        self._mirror = mirror
+        self._per_rank = per_rank
+        self._seed_given = seed is not None
         super().__init__(base, {"noise": noise, "noise_seed": check_seed(seed), "noise_step": 0}, model, nonfinite)
+        self._find_place()
 
-        self._check_selection()
-        self._place = find_place(model, self.selected, mirror, per_rank)
-        if seed is None and (unwrap_ddp(model) or any(map(is_sharded, self.selected))):
-            self._set_everywhere("noise_seed", agree(self.defaults["noise_seed"], unwrap_ddp(model)))
+    def attach(self, model: nn.Module) -> None:
+        super().attach(model)
+        self._magnitudes = None
+        self._find_place()
 
     @property
     def selected(self) -> list[Tensor]:
@@ -174,6 +178,17 @@ class Noisy(Wrapper):
         super().add_param_group(param_group)
         self._magnitudes = None
 
+    def _find_place(self) -> None:
+        """What depends on how the model is wrapped: which tensors get noise, and this process's share in it."""
+        self._check_selection()
+        self._place = find_place(self.model, self.selected, self._mirror, self._per_rank)
+        ddp = unwrap_ddp(self.model)
+        if not self._seed_given and (ddp or any(map(is_sharded, self.selected))):
+            self._set_everywhere("noise_seed", agree(self.param_groups[0]["noise_seed"], ddp))
+
+    def _clean(self) -> bool:
+        return not self._noisy()
+
     def _make_walk(self, signs: Sequence[int], shares: Sequence[float]) -> Walk:
         if not capturing():
             self._seed_generators()
@@ -213,6 +228,7 @@ class Noisy(Wrapper):
         chosen = [(p, index[id(p)]) for p in self.selected if active[index[id(p)]]]
         signature = [(id(p), local(p).data_ptr(), group) for p, group in chosen]
         if self._two_points is None or signature != self._signature:
+            check_model_known(self.model, self.selected)
             flat = self.flat_aliases and self.law.unit != "filter"
             make = two_points if flat else TwoPoints
             self._two_points = make(make_buckets(chosen, flat), self.law, self.foreach, self._damping())

@@ -92,8 +92,7 @@ def find_place(model: nn.Module | None, selected: list[Tensor], mirror: bool, pe
     """Where this process stands, or a sentence on why it cannot stand there."""
     ddp = unwrap_ddp(model)
     sharded = any(map(is_sharded, selected))
-    if sharded and model is None:
-        raise ValueError("sharded parameters need the module that was sharded: pass model=...")
+    check_model_known(model, selected)
     if mirror and ddp is None and not sharded:
         raise ValueError('mode="mirror" needs the data parallel module: pass model=DistributedDataParallel(...)')
     replica = _replica(ddp, selected)
@@ -109,6 +108,11 @@ def find_place(model: nn.Module | None, selected: list[Tensor], mirror: bool, pe
         per_rank = ddp is not None and not mirror
     key = 0 if not per_rank else rank // 2 if mirror else rank
     return Place(sign=-1 if rank % 2 else 1, key=key)
+
+
+def check_model_known(model: nn.Module | None, parameters: list[Tensor]) -> None:
+    if model is None and any(map(is_sharded, parameters)):
+        raise ValueError("sharded parameters need the module that was sharded: pass model=..., or call attach(model)")
 
 
 def _replica(ddp: DistributedDataParallel | None, selected: list[Tensor]) -> tuple[int, int] | None:
@@ -146,6 +150,18 @@ def reshard(model: nn.Module | None) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def reduce_gradients(model: nn.Module | None) -> None:
+    """Have every backward() leave its gradient in ``p.grad``, also where FSDP2 was told to hold it back.
+
+    Gradients held back to accumulate are out of reach for the mean over points.
+    """
+    if model is None or not dist.is_available():
+        return
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(True, recurse=False)
 
 
 @contextmanager

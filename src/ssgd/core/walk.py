@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from . import random_state
 from .batchnorm import RunningStatistics
 from .gradients import MeanGradient, clear, fingerprint
-from .parallel import no_sync, reshard, unwrap_ddp
+from .parallel import no_sync, reduce_gradients, reshard, unwrap_ddp
 
 
 class Point:
@@ -119,6 +119,7 @@ class Walk:
             if point.index == 0:
                 self.statistics.begin()
             reshard(self.model)  # gathered weights left over from before would hide the change
+            reduce_gradients(self.model)
             self.moves.go(point.index)
             if self.same_rng:
                 self._share_random_state(point.index)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from .checks import check_base, check_choice
 from .gradients import add_back, added_on_arrival, all_finite, clear
 from .parallel import sharding, unwrap_ddp, zero_grad_watched
+from .trainers import check_closure, remedy
 from .walk import Point, Walk
 
 Loss = Tensor | float
@@ -29,6 +30,7 @@ class Wrapper(Optimizer):
     own_keys: tuple[str, ...] = ()
     not_capturable: str | None = None  # why a CUDA graph cannot hold a step, where it cannot
     not_copied: tuple[str, ...] = ("_walk",)  # what a copy or a pickle makes anew
+    closure_walks = False  # whether step()'s closure takes its batches through the points itself, as a trainer's may
     _walk: Walk | None
     _found_inf: Tensor | None = None  # above 0 where a fused base was told to skip its last step
 
@@ -76,6 +78,11 @@ class Wrapper(Optimizer):
                 raise RuntimeError("zero_grad() inside a point would drop the other points' gradients: call it before")
             self._end_step()
         super().zero_grad(set_to_none)
+
+    def attach(self, model: nn.Module) -> None:
+        """Name the module trained, as it is called, where a framework wraps or shards it after this was built."""
+        self._refuse_inside("attach()")
+        self.model = model
 
     def release(self) -> Optimizer:
         """The base, without what was this method's own in its groups: for another method to take over."""
@@ -163,8 +170,11 @@ class Wrapper(Optimizer):
         self._walk = walk()
         return self._walk
 
-    def _evaluate(self, closure: Callable[[], Loss]) -> Loss:
+    def _evaluate(self, closure: Callable[[], Loss]) -> Loss | None:
         """Call the closure at every point; right whether or not it clears gradients."""
+        if self.closure_walks:
+            return closure()
+        check_closure(closure, type(self).__name__)
         losses: list[Loss] = []
         for point in self.points():
             with point:
@@ -243,14 +253,20 @@ class Wrapper(Optimizer):
         if self._walk is not None and self._walk.inside:
             raise RuntimeError(f"{what} inside a point would see perturbed weights: leave the `with point:` first")
 
+    def _clean(self) -> bool:
+        """Whether every point is w itself, so that step() may follow a backward() taken anywhere."""
+        return False
+
     def _warn_without_points(self) -> None:
+        """The base's plain step. Where a trainer takes it for the user, who could not notice, it is refused."""
         initialising = all(not group.get("lr", 1) for group in self.param_groups)  # torch's checkpoints do that
-        if not self._warned and not initialising:
-            self._warned = True
-            warnings.warn(
-                f"{type(self).__name__}.step() without points() before it is the base optimizer's plain step",
-                stacklevel=4,
-            )
+        if self._warned or initialising or self._clean() or all(p.grad is None for p in self._parameters()):
+            return
+        what = f"{type(self).__name__}.step() without points() before it is the base optimizer's plain step"
+        if instead := remedy():
+            raise RuntimeError(f"{what}: {instead}")
+        self._warned = True
+        warnings.warn(what, stacklevel=4)
 
 
 def capturing() -> bool:

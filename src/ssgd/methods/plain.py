@@ -34,6 +34,9 @@ class Plain(Wrapper):
         (first, first_share), (second, second_share) = halves(batch[0] if len(batch) == 1 else batch)
         yield from zip(self._stay([first_share, second_share]), (first, second), strict=True)
 
+    def _clean(self) -> bool:
+        return True
+
     def _stay(self, shares: Sequence[float]) -> Walk:
         return self._begin(
             lambda: Walk(

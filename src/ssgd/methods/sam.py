@@ -63,16 +63,19 @@ class SAM(Wrapper):
 
     def points(self) -> Iterator[Point]:
         """w, then w + e; run the same batch at both."""
-        levels = [group["rho"] for group in self.param_groups]
-        for level in levels:
-            check_level(level, "rho is the length of the climb")
-        climbs = any(isinstance(level, Tensor) or level > 0 for level in levels)
+        climbs = not self._clean()
         yield from self._begin(lambda: self._make_walk(climbs))
 
     @property
     def selected(self) -> list[Tensor]:
         """The tensors that climb."""
         return trainable(self._parameters() if self._perturb is None else self._perturb)
+
+    def _clean(self) -> bool:
+        levels = [group["rho"] for group in self.param_groups]
+        for level in levels:
+            check_level(level, "rho is the length of the climb")
+        return not any(isinstance(level, Tensor) or level > 0 for level in levels)
 
     def _make_walk(self, climbs: bool) -> Walk:
         index = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}

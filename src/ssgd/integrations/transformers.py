@@ -1,0 +1,106 @@
+"""S-SGD in Hugging Face's Trainer: every micro-batch of an update at w + n and at w − n, or one half at each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..core.checks import check_level
+from ..core.noise import Fill, Law, as_law
+from ..core.points import Level
+from ..core.walk import Point
+from ..core.wrapper import Wrapper
+from ..optimizer import SSGD
+
+try:
+    from transformers import Trainer
+
+    from .accelerate import refuse, unwrapped
+except ImportError as error:
+    raise ImportError("ssgd.integrations.transformers needs transformers: pip install 'ssgd[transformers]'") from error
+
+
+class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
+    """``transformers.Trainer`` with S-SGD around its optimizer.
+
+    Logs ``loss_plus`` and ``loss_minus`` beside ``loss``, their mean. For another trainer, put this one first:
+    ``class Translator(SymmetricTrainer, Seq2SeqTrainer): pass``.
+
+    Args:
+        noise: the level, as in :class:`ssgd.SSGD`. None: that of ``optimizers=(SSGD(...), None)``.
+        split: +n with the first half of each micro-batch and −n with the other, for the work of plain training.
+        law: of the noise, as in :class:`ssgd.SSGD`. Its seed is that of the training arguments.
+
+    The other arguments are the trainer's own.
+    """
+
+    optimizer: Any  # the SSGD, from train() on inside Accelerate's wrapper
+
+    def __init__(
+        self,
+        *args: Any,
+        noise: Level | None = None,
+        split: bool = False,
+        law: str | Law | Fill = "sphere",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if noise is None and not isinstance(self.optimizer, Wrapper):
+            raise ValueError("S-SGD needs a level: give noise=..., or optimizers=(SSGD(...), None)")
+        if noise is not None and isinstance(self.optimizer, Wrapper):
+            raise ValueError("the optimizer given has a level already: leave out noise=...")
+        if noise is not None:
+            check_level(noise)
+        elif split and not hasattr(self.optimizer, "split"):
+            raise ValueError(f"{type(self.optimizer).__name__} has no split(): leave out split=True, or use SSGD")
+        self.noise = noise
+        self.split = split
+        self.law = as_law(law)
+        self._sums: dict[str, Tensor] = {}  # of the losses at each sign since they were last logged
+        self._steps: set[int] = set()  # that these come from
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
+        refuse(self.accelerator)
+        optim = str(getattr(self.args.optim, "value", self.args.optim))
+        if "lomo" in optim or "layerwise" in optim:
+            raise ValueError(f"optim={optim!r} updates weights during backward(), while they are moved: use another")
+        optimizer: Optimizer = super().create_optimizer(*args, **kwargs)
+        if self.noise is not None and not isinstance(unwrapped(optimizer), Wrapper):
+            optimizer = self.optimizer = SSGD(optimizer, self.noise, law=self.law, seed=self.args.seed)
+        return optimizer
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Tensor | Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        opt = unwrapped(self.optimizer)
+        if opt.model is not model:
+            opt.attach(model)
+        losses: list[Tensor] = []
+        for point, part in opt.split(dict(inputs)) if self.split else ((p, inputs) for p in opt.points()):
+            share = point.walk.shares[point.index]
+            items = num_items_in_batch
+            if items is not None and self.split and share < 1:
+                items = items * share  # a sum over the items of a half, which will count by its share
+            with point:
+                loss: Tensor = super().training_step(model, part, items)
+            self._note(point, loss)
+            losses.append(share * loss)
+        return sum(losses[1:], losses[0])
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs:
+            for name, losses in self._sums.items():
+                logs[name] = self.accelerator.reduce(losses, reduction="mean").item() / len(self._steps)
+        if "loss" in logs or "train_loss" in logs:  # the latter ends the training
+            self._sums, self._steps = {}, set()
+        super().log(logs, *args, **kwargs)
+
+    def _note(self, point: Point, loss: Tensor) -> None:
+        point.loss = loss
+        name = {1: "loss_plus", -1: "loss_minus"}.get(point.sign)
+        if name is not None:
+            passes = list(point.walk.moves.signs).count(point.sign)
+            self._sums[name] = self._sums.get(name, 0) + loss / passes
+            self._steps.add(self.state.global_step)
