@@ -4,13 +4,15 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test test-browser lint bench report docs clean
 
 help:
 	@echo "make demo   SGD against S-SGD on a toy, in under two minutes: a table and demo.png"
 	@echo "make test   the tests"
+	@echo "make test-browser  the page of results in Chromium, which it installs on Debian"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  what a step of the optimizer costs"
+	@echo "make report  docs/report.html and its picture, from results/"
 	@echo "make docs   the documentation, into site/"
 	@echo "make clean  remove what the other targets made, .venv too"
 
@@ -21,6 +23,10 @@ test: $(VENV)/.test
 	$(PY) -m pytest -n 2 tests
 	TRITON_INTERPRET=1 $(PY) -m pytest -q tests/test_kernels.py tests/test_convolutions.py  # before anything loads Triton
 
+test-browser: $(VENV)/.test
+	scripts/install_chromium.sh
+	$(PY) -m pytest tests/browser
+
 lint: $(VENV)/.lint
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
@@ -28,6 +34,11 @@ lint: $(VENV)/.lint
 
 bench: $(VENV)/.bench
 	$(PY) benchmarks/optimizer.py
+
+report: $(VENV)/.test
+	scripts/install_chromium.sh
+	$(PY) -m ssgd report --results results --out docs/report.html
+	$(PY) -m tests.browser.photograph docs/report.html docs/report.png
 
 docs: $(VENV)/.docs
 	$(PY) -m mkdocs build --strict

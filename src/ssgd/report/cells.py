@@ -1,0 +1,101 @@
+"""A number of the paper, ours beside it, and what that says: reproduced, not reproduced, not run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .matching import Wanted, matching
+from .measured import Measured
+from .runs import Run
+from .statistics import Sample, sample
+
+REPRODUCED, NOT_REPRODUCED, NOT_RUN = "reproduced", "not reproduced", "not run"
+UNDECIDED = "undecided"  # the method was run, what it is compared with was not
+OURS_ALONE = "ours alone"  # the paper has no such number
+
+UNSTATED = 0.01  # of the paper's number: its spread, where it states none
+
+RULE = (
+    "Reproduced: our mean lies no further from the paper's than the two spreads together, and the gain over SGD has "
+    "the paper's sign. A spread is a standard deviation over seeds; the paper's is that of its tables A1 and A2 or of "
+    "the bars of its figure 3, and where it states none, 1 % of its number. A single seed of ours adds no spread. "
+    "Undecided: our SGD has not been run, so the gain is not known."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """``wanted`` says which runs are its counterpart; ``point`` names an anchor of a line or a plane instead."""
+
+    row: str
+    column: str
+    paper: float | None
+    spread: float | None = None
+    wanted: Wanted | None = None
+    metric: str = "test_accuracy"
+    point: tuple[str, str] | None = None  # the anchor's name, the part of the data
+    base: Cell | None = None  # what the gain is counted from
+    runs: tuple[float, ...] = ()  # the paper's, where it lists them
+    x: float | None = None  # where it stands in a chart
+
+    @property
+    def gain(self) -> float | None:
+        """The paper's."""
+        if self.paper is None or self.base is None or self.base.paper is None:
+            return None
+        return self.paper - self.base.paper
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell. ``ours`` maps seeds to values."""
+
+    cell: Cell
+    ours: Mapping[int, float]
+    sample: Sample | None
+    small: bool
+    verdict: str
+    gain: float | None
+
+
+def outcome(cell: Cell, part: str, runs: list[Run], measured: Measured) -> Outcome:
+    ours, small = values(cell, part, runs, measured)
+    found = sample(ours.values()) if ours else None
+    base = sample(based.values()) if cell.base and (based := values(cell.base, part, runs, measured)[0]) else None
+    gain = found.mean - base.mean if found and base else None
+    return Outcome(cell, ours, found, small, verdict(cell, found, base), gain)
+
+
+def values(cell: Cell, part: str, runs: list[Run], measured: Measured) -> tuple[dict[int, float], bool]:
+    """Ours by seed, and whether a run of small scale is among them."""
+    if cell.point is not None:
+        return measured.accuracy(part, *cell.point), False
+    found = matching(runs, cell.wanted, part) if cell.wanted else []
+    figures = {run.seed: value for run in found if (value := run.metric(cell.metric)) is not None}
+    return figures, any(run.scale == "small" for run in found)
+
+
+def verdict(cell: Cell, ours: Sample | None, base: Sample | None) -> str:
+    """The rule that the page states, in ``RULE``."""
+    if ours is None:
+        return NOT_RUN
+    if cell.paper is None:
+        return OURS_ALONE
+    theirs = abs(cell.paper) * UNSTATED if cell.spread is None else cell.spread
+    reach = theirs + (0.0 if math.isnan(ours.sd) else ours.sd)
+    near = abs(ours.mean - cell.paper) <= reach + 1e-9
+    if cell.gain is None:
+        return REPRODUCED if near else NOT_REPRODUCED
+    if base is None:
+        return UNDECIDED if near else NOT_REPRODUCED
+    alike = (ours.mean - base.mean) * cell.gain > 0 or cell.gain == 0
+    return REPRODUCED if near and alike else NOT_REPRODUCED
+
+
+def tally(outcomes: list[Outcome]) -> dict[str, int]:
+    """How many cells of each verdict, those that occur."""
+    names = (REPRODUCED, NOT_REPRODUCED, UNDECIDED, OURS_ALONE, NOT_RUN)
+    counts = {name: sum(o.verdict == name for o in outcomes) for name in names}
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,200 @@
+"""What the page draws, as plain data: curves for charts.js, surfaces for surface.js."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, Cell, Outcome
+from .matching import matching
+from .measured import Array, Measured, Spectrum, Surface, plain
+from .paper import Part
+from .runs import Run
+from .statistics import Sample
+
+Chart = dict[str, Any]
+Point = tuple[float | None, ...]
+SPECTRA = ("figA4", "figA5", "figA6")
+POINTS = 241  # of a density's curve
+
+
+def charts_of(part: Part, outcomes: Sequence[Outcome], runs: list[Run], measured: Measured, t: Any) -> list[Chart]:
+    """The charts of a figure, and none for a table."""
+    if part.name == "fig2":
+        drawn = line_chart(part, measured)
+    elif part.name == "fig4":
+        drawn = convergence(part, runs, t["fig4_convergence"]["curves"])
+    elif part.name == "fig6":
+        drawn = chart(part.name, part.x, part.y, learning_curves(part, runs, "valid_cer"))
+    elif part.name in SPECTRA:
+        drawn = density_chart(part, chosen_spectra(part.name, measured))
+    elif part.x:
+        drawn = cell_chart(part, outcomes)
+    else:
+        return []
+    if all(series["paper"] for series in drawn["series"]):
+        drawn["missing"] = "our runs kept no curve" if any(o.sample for o in outcomes) else NOT_RUN
+    return [drawn]
+
+
+def chart(name: str, x: str, y: str, series: list[dict[str, Any]], **more: Any) -> Chart:
+    return {"name": name, "x": x, "y": y, "series": series, **more}
+
+
+def curve(name: str, points: Iterable[Sequence[float | None]], paper: bool, colour: int, **more: Any) -> dict[str, Any]:
+    """Points are (x, y) or (x, y, spread); a y of None makes a gap."""
+    return {"name": name, "paper": paper, "colour": colour, "points": [_short(p) for p in points], **more}
+
+
+def cell_chart(part: Part, outcomes: Sequence[Outcome]) -> Chart:
+    """A curve for each row of the part, the paper's and ours in one colour."""
+    placed = [o for o in outcomes if o.cell.x is not None]
+    by_column = part.x_scale == "names"
+    groups = list(dict.fromkeys(_curve_name(o.cell, by_column) for o in placed))
+    series = []
+    for colour, name in enumerate(groups):
+        mine = [o for o in placed if _curve_name(o.cell, by_column) == name]
+        theirs: list[Point] = [(o.cell.x, o.cell.paper, o.cell.spread) for o in mine if o.cell.paper is not None]
+        ours: list[Point] = [(o.cell.x, o.sample.mean, o.sample.sd) for o in mine if o.sample]
+        start = _start(part, mine, placed)  # SGD is where every curve over levels begins
+        if start and theirs:
+            theirs.insert(0, (start.cell.x, start.cell.paper, start.cell.spread))
+        if start and start.sample and ours:
+            ours.insert(0, (start.cell.x, start.sample.mean, start.sample.sd))
+        series += [curve(name, theirs, True, colour)] if theirs else []
+        series += [curve(name, ours, False, colour)] if ours else []
+    for o in outcomes:  # a method without a level: a line across
+        if o.cell.x is None and o.cell.paper is not None and placed:
+            ends = [min(p.cell.x or 0 for p in placed), max(p.cell.x or 0 for p in placed)]
+            series.append(curve(o.cell.row, [(x, o.cell.paper) for x in ends], True, len(groups)))
+            if o.sample:
+                series.append(curve(o.cell.row, [(x, o.sample.mean) for x in ends], False, len(groups)))
+    names = list(dict.fromkeys(o.cell.row for o in placed)) if by_column else []
+    return chart(part.name, part.x, part.y, series, scale=part.x_scale, names=names)
+
+
+def convergence(part: Part, runs: list[Run], paper: Any) -> Chart:
+    series = []
+    for colour, cell in enumerate(part.cells):
+        early, late = (np.array(paper[key][cell.row]) for key in ("epochs_0_90", "epochs_100_175"))
+        points: list[tuple[float, ...]] = [(i + 1, m, s) for i, (m, s) in enumerate(_mean_sd(early))]
+        gap: tuple[float | None, ...] = (95.0, None)
+        late_points = [(100 + i, m, s) for i, (m, s) in enumerate(_mean_sd(late))]
+        series.append(curve(cell.row, [*points, gap, *late_points], True, colour, band=True))
+    return chart(part.name, part.x, part.y, [*series, *learning_curves(part, runs, "test")])
+
+
+def learning_curves(part: Part, runs: list[Run], name: str) -> list[dict[str, Any]]:
+    """The mean over seeds after each epoch, for every cell with runs that kept their curve."""
+    series = []
+    for colour, cell in enumerate(part.cells):
+        kept = [curves for run in matching(runs, cell.wanted or {}, part.name) if (curves := run.curves.get(name))]
+        if not kept:
+            continue
+        length = min(map(len, kept))
+        values = np.array([one[:length] for one in kept], dtype=np.float64)
+        points = [(i + 1, m, s) for i, (m, s) in enumerate(_mean_sd(values)) if math.isfinite(m)]
+        label = cell.row if cell.paper is not None else f"{cell.row}, {cell.column}"
+        series.append(curve(label, points, False, colour, band=True))
+    return series
+
+
+def line_chart(part: Part, measured: Measured) -> Chart:
+    theirs = [(0.0, 100 - (part.cells[0].paper or 0)), (1.0, 100 - (part.cells[1].paper or 0))]
+    series = [curve("test, at both ends", theirs, True, 0)]
+    lines = measured.lines(part.name)
+    for line in lines[:1]:
+        for colour, task in sorted(enumerate(line.tasks), key=lambda pair: pair[1] != "test"):
+            errors = line.arrays["errors"][colour]
+            series.append(curve(task, finite(line.arrays["x"], errors), False, 0 if task == "test" else 1))
+    first, second = lines[0].names if lines else ("SGD", "S-SGD")
+    if plain(first) == "ssgd":  # ours runs the other way
+        series[0]["points"] = [[1 - x, y] for x, y in series[0]["points"]]
+    return chart(part.name, f"from {first} at 0 to {second} at 1", "error, %", series)
+
+
+def chosen_spectra(name: str, measured: Measured) -> list[Spectrum]:
+    found = [s for s in measured.spectra if s.experiment in SPECTRA]
+    noisy = {"figA4": (False,), "figA5": (True,), "figA6": (False, True)}[name]
+    return [s for s in found if is_noisy(s) in noisy]
+
+
+def is_noisy(spectrum: Spectrum) -> bool:
+    """By its label: ``ssgd-0.5`` and ``S-SGD`` are S-SGD's."""
+    return "ssgd" in plain(spectrum.label)
+
+
+def density_chart(part: Part, spectra: list[Spectrum]) -> Chart:
+    """Bells of one width, a hundredth of the widest range, so that heights compare; below 1e-6 nothing is drawn."""
+    series = []
+    if spectra:
+        low, high = min(s.smallest for s in spectra), max(s.largest for s in spectra)
+        span = (high - low) or 1.0
+        grid = np.linspace(low - span / 20, high + span / 20, POINTS)
+        for spectrum in spectra:
+            density = spectrum.density(grid, span / 100)
+            points = [(x, d if d > 1e-6 else None) for x, d in zip(grid.tolist(), density.tolist(), strict=True)]
+            series.append(curve(spectrum.label, points, False, int(is_noisy(spectrum))))
+    return chart(part.name, part.x, part.y, series, logarithmic=True)
+
+
+def spectrum_outcomes(name: str, measured: Measured) -> list[Outcome]:
+    """The largest eigenvalue; in figure A6 whether SGD's is the larger, which is what the paper claims."""
+    found = chosen_spectra(name, measured)
+    if name != "figA6":
+        shown = [_measured_once(Cell("largest eigenvalue", s.label, None), s.largest, OURS_ALONE) for s in found]
+        return shown or [Outcome(Cell("largest eigenvalue", "–", None), {}, None, False, NOT_RUN, None)]
+    cell = Cell("largest eigenvalue, SGD minus S-SGD", "above 0", None)
+    largest = [[s.largest for s in found if is_noisy(s) is noisy] for noisy in (False, True)]
+    if not all(largest):
+        return [Outcome(cell, {}, None, False, NOT_RUN, None)]
+    difference = float(np.mean(largest[0]) - np.mean(largest[1]))
+    return [_measured_once(cell, difference, REPRODUCED if difference > 0 else NOT_REPRODUCED)]
+
+
+def surface_of(surface: Surface) -> dict[str, Any]:
+    """A plane to be turned: heights by part of the data, loss and error, with the solutions as points on it."""
+    a = surface.arrays
+    heights = {}
+    for i, task in enumerate(surface.tasks):
+        for what, values in (("loss", a["losses"][i]), ("error, %", a["errors"][i])):
+            if np.isfinite(values).any():
+                heights[f"{task} {what}"] = [[_digits(v) for v in row] for row in values.tolist()]
+    points = [[_digits(v) for v in at] for at in a["anchors"].tolist()]
+    x, y = ([_digits(v) for v in a[axis].tolist()] for axis in ("x", "y"))
+    return {"name": surface.label, "x": x, "y": y, "heights": heights, "names": surface.names, "points": points}
+
+
+def finite(x: Array, y: Array) -> list[tuple[float, float]]:
+    return [(float(a), float(b)) for a, b in zip(x, y, strict=True) if math.isfinite(b)]
+
+
+def _measured_once(cell: Cell, value: float, verdict: str) -> Outcome:
+    return Outcome(cell, {0: value}, Sample(value, math.nan, 1), False, verdict, None)
+
+
+def _start(part: Part, mine: Sequence[Outcome], placed: Sequence[Outcome]) -> Outcome | None:
+    base = mine[0].cell.base
+    return next((o for o in placed if o.cell is base), None) if part.from_zero else None
+
+
+def _curve_name(cell: Cell, by_column: bool) -> str:
+    return cell.column if by_column else cell.row
+
+
+def _mean_sd(values: Array) -> list[tuple[float, float]]:
+    spread = values.std(0, ddof=1) if len(values) > 1 else np.full(values.shape[1], np.nan)
+    return list(zip(values.mean(0).tolist(), spread.tolist(), strict=True))
+
+
+def _short(point: Sequence[float | None]) -> list[float | None]:
+    x, y, *spread = (_digits(value) for value in point)
+    return [x, y, *(s for s in spread if s is not None)]
+
+
+def _digits(value: float | None) -> float | None:
+    """Five of them: the page stays small, and JSON has no nan."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")

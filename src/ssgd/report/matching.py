@@ -1,0 +1,99 @@
+"""Which runs a number of the paper is compared with.
+
+By what was trained, not by the run's name, so that a run made for one table counts in every other that has the same
+cell. A cell states the fields it cares about; every other field that decides a result must have its usual value, so
+that a run with, say, a warm-up never slips in. A field that an older row's recipe lacks has its usual value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .runs import Run
+
+Wanted = Mapping[str, Any]
+
+USUAL: Wanted = {
+    "train_limit": None,
+    "test_limit": None,
+    "held_out": 0,
+    "perturb": "all",
+    "settings": {},
+    "bn_stats": "both",
+    "per_rank": None,
+    "sync_batchnorm": False,
+    "recompute_bn": False,
+    "normalise": "speaker",
+    "spec_augment": False,
+}
+CIFAR: Wanted = {
+    **USUAL,
+    "augment": True,
+    "phases": "75-50-50",
+    "lr": [0.1, 0.01, 0.001],
+    "epochs": None,
+    "anneal": "steps",
+    "warm_up": 0.0,
+    "lr_for_batch": None,
+    "optimizer": "sgd",
+    "momentum": 0.9,
+    "nesterov": False,
+    "weight_decay": 5e-4,
+    "batch": 128,
+}
+OF_THE_RECIPE = ("epochs",)  # in a row it is how many were trained, in a recipe where restarts end
+
+
+def matching(runs: Iterable[Run], wanted: Wanted, part: str) -> list[Run]:
+    """The runs of a cell, one for each seed.
+
+    Where there is none, runs of scale ``small`` that were shortened for this very part of the paper: their phases
+    are as many and marked alike.
+    """
+    fits = [run for run in runs if run.recipe and _fits(run, wanted, ("phases",))]
+    whole = [run for run in fits if whole_phases(run.phases) == whole_phases(wanted["phases"])]
+    short = [
+        run
+        for run in fits
+        if run.scale == "small"
+        and run.experiment.split("/")[0] == part
+        and marks(run.phases) == marks(wanted["phases"])
+    ]
+    return first_of_each_seed(whole or short)
+
+
+def _fits(run: Run, wanted: Wanted, aside: tuple[str, ...]) -> bool:
+    return all(same(_field(run, name, value), value) for name, value in wanted.items() if name not in aside)
+
+
+def _field(run: Run, name: str, usual: object) -> object:
+    return run.recipe.get(name, usual) if name in OF_THE_RECIPE else run.field(name, usual)
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, int | float) and isinstance(b, int | float) and not isinstance(a, bool):
+        return math.isclose(a, b)
+    return a == b
+
+
+def whole_phases(phases: str) -> str:
+    """``75S-50S-50S`` is ``75-50-50``: without any mark the method trains all phases."""
+    parts = phases.replace(" ", "").split("-")
+    return (
+        "-".join(part.removesuffix("S") for part in parts) if all(p.endswith("S") for p in parts) else "-".join(parts)
+    )
+
+
+def marks(phases: str) -> str:
+    """What is left of the phases when their lengths are not looked at."""
+    return re.sub(r"\d+", "", whole_phases(phases))
+
+
+def first_of_each_seed(runs: Iterable[Run]) -> list[Run]:
+    found: dict[int, Run] = {}
+    for run in runs:
+        found.setdefault(run.seed, run)
+    return [found[seed] for seed in sorted(found)]

@@ -1,0 +1,119 @@
+"""The page: every table and figure of the paper with ours beside it, then our own questions, in one HTML file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from .cells import NOT_RUN, RULE, Outcome, outcome, tally
+from .charts import SPECTRA, Chart, charts_of, spectrum_outcomes, surface_of
+from .measured import Measured, read_measured
+from .paper import Part, parts, targets
+from .questions import questions
+from .runs import Run, read_runs
+
+FOLDED_FROM = 40  # cells
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A part of the paper as the page shows it."""
+
+    part: Part
+    outcomes: list[Outcome]
+    charts: list[Chart]
+    surfaces: list[dict[str, Any]]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return tally(self.outcomes)
+
+    @property
+    def verdict(self) -> str:
+        """In words, of the whole part."""
+        if set(self.counts) == {NOT_RUN}:
+            return NOT_RUN
+        return ", ".join(f"{count} {name}" for name, count in self.counts.items())
+
+    @property
+    def folded(self) -> bool:
+        return len(self.outcomes) > FOLDED_FROM
+
+    @property
+    def command(self) -> str:
+        return f"ssgd reproduce {self.part.name}"
+
+
+def write(results: str | Path, out: str | Path) -> str:
+    """The page of a folder of results, at ``out``; what was read, in a sentence."""
+    results, out = Path(results), Path(out)
+    if not results.is_dir():
+        raise FileNotFoundError(f"there is no folder {results}: name the one that holds the rows, --results results")
+    runs, complaints, smoke = read_runs(results)
+    measured = read_measured(results)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(render(runs, measured, complaints, smoke), encoding="utf-8")
+    left = len(complaints) + len(measured.complaints)
+    also = f", {left} unreadable lines or files left out" if left else ""
+    return f"written: {out} ({len(runs)} runs{also})"
+
+
+def render(runs: list[Run], measured: Measured, complaints: list[str] | None = None, smoke: int = 0) -> str:
+    try:
+        import jinja2
+    except ImportError:
+        raise ImportError("the page needs jinja2: pip install 'ssgd[report]'") from None
+    shown = [show(part, runs, measured) for part in parts()]
+    asked = questions(runs)
+    drawn = [c for s in shown for c in s.charts] + [c for q in asked for c in q.charts]
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the order of heights is that of the choice
+    environment.filters.update(number=number, spread=spread, signed=signed)
+    page: str = environment.get_template("page.html").render(
+        shown=shown,
+        questions=asked,
+        runs=len(runs),
+        devices=sorted({str(run.row["device"]) for run in runs if run.row.get("device")}),
+        rule=RULE,
+        complaints=[*(complaints or []), *measured.complaints],
+        smoke=smoke,
+        data={"charts": drawn, "surfaces": {s.part.name: s.surfaces for s in shown if s.surfaces}},
+        css=asset("page.css"),
+        scripts=[asset(name) for name in ("charts.js", "surface.js", "page.js")],
+    )
+    return page
+
+
+def show(part: Part, runs: list[Run], measured: Measured) -> Shown:
+    if part.name in SPECTRA:
+        found = spectrum_outcomes(part.name, measured)
+    else:
+        found = [outcome(cell, part.name, runs, measured) for cell in part.cells]
+    surfaces = [surface_of(plane) for plane in measured.planes(part.name)]
+    return Shown(part, found, charts_of(part, found, runs, measured, targets()), surfaces)
+
+
+def asset(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def number(value: float | None) -> str:
+    """Two digits after the point, two significant ones for what would be 0.00."""
+    if value is None or math.isnan(value):
+        return "–"
+    return (f"{value:.2f}" if abs(value) >= 0.005 or value == 0 else f"{value:.2g}").replace("-", "−")
+
+
+def spread(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f" ± {number(value)}"
+
+
+def signed(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return f"+{value:.2f}" if value >= 0 else f"−{-value:.2f}"

@@ -1,0 +1,224 @@
+"""Our own questions: which weight decay, which reading of the level, what split is worth, what a pass buys."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .charts import Chart, chart, curve
+from .matching import CIFAR, USUAL, first_of_each_seed, same, whole_phases
+from .paper import LAW, PHASED_LEVEL, targets
+from .runs import Run, is_number
+from .statistics import Difference, Sample, paired, sample
+
+VARIANT = ("method", "level", "law", "settings", "perturb", "phases")
+USUAL_PROTOCOL = {**CIFAR, "model": "", "data": "", "decay": 1.0, "decay_after": 0, "clip": None}
+PROTOCOL = {name: usual for name, usual in USUAL_PROTOCOL.items() if name not in (*VARIANT, "epochs")}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method under one protocol, and its difference to SGD over common seeds."""
+
+    protocol: str
+    method: str
+    passes: float | None
+    test: Sample
+    difference: Difference | None
+    small: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    name: str
+    title: str
+    about: str
+    command: str
+    lines: list[Line] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+    measured: str = "test, %"
+
+    @property
+    def ran(self) -> bool:
+        return bool(self.lines) or any(not series["paper"] for drawn in self.charts for series in drawn["series"])
+
+    @property
+    def paired(self) -> bool:
+        return any(line.difference for line in self.lines)
+
+
+def questions(runs: list[Run]) -> list[Question]:
+    return [baseline(runs), split(runs), level(runs), price(runs), tune(runs)]
+
+
+def baseline(runs: list[Run]) -> Question:
+    t = targets()["table2_cifar"]["ResNet20"]["SGD"]
+    paper = dict(zip(("cifar10", "cifar100"), t, strict=True))
+    lines, series = [], []
+    for place, data in enumerate(paper):
+        fits = [run for run in runs if run.method == "sgd" and run.data == data and is_plain_cifar(run)]
+        points = []
+        decays = sorted({run.weight_decay for run in fits})
+        for decay in decays:
+            mine = first_of_each_seed(run for run in fits if same(run.weight_decay, decay))
+            found = sample(accuracies(mine).values())
+            lines.append(Line(data, f"weight decay {decay:g}", None, found, None, False))
+            points.append((decay, found.mean - paper[data], found.sd))
+        series += [curve(data, points, False, place)] if points else []
+    tried = [point[0] for one in series for point in one["points"]] or [1e-4, 5e-4]
+    series.append(curve("the paper's SGD", [(x, 0.0) for x in (min(tried), max(tried))], True, 7))
+    drawn = chart("baseline", "weight decay", "test accuracy minus the paper's, points", series, scale="log")
+    about = (
+        "The paper does not state its weight decay. Which one gives its SGD, "
+        f"{paper['cifar10']} % on CIFAR-10 and {paper['cifar100']} % on CIFAR-100? ResNet20, shortcut A, 175 epochs."
+    )
+    return Question("baseline", "The baseline", about, "ssgd reproduce baseline", lines, [drawn])
+
+
+def split(runs: list[Run]) -> Question:
+    about = (
+        "One pass instead of two: +n on one half of the batch, −n on the other (split), against SGD, and against SGD "
+        "with batch-norm over half-batches and no noise (halves). Seeds share initialisation and data order."
+    )
+    lines = compared(runs, lambda run: run.method in ("split", "halves"))
+    return Question("split", "Split", about, "ssgd reproduce price", lines)
+
+
+def level(runs: list[Run]) -> Question:
+    series = []
+    theirs = targets()["fig3_noise_level"]["curves"]["S-SGD"]
+    series.append(curve("S-SGD", [(p["level"], p["mean"], p["half_width"]) for p in theirs], True, 0))
+    for colour, law in enumerate(("uniform", "sphere", "sign")):
+        fits = [r for r in runs if r.data == "cifar100" and r.method == "ssgd" and r.law == law and is_plain_cifar(r)]
+        fits = [r for r in fits if same(r.weight_decay, CIFAR["weight_decay"]) and r.level is not None]
+        points = []
+        for at in sorted({run.level for run in fits if run.level is not None}):
+            found = sample(accuracies(first_of_each_seed(r for r in fits if r.level == at)).values())
+            points.append((at, found.mean, found.sd))
+        series += [curve(law, points, False, colour)] if points else []
+    about = (
+        "Which reading of the paper's noise level a lies on its figure 3: the peak of uniform noise in units of the "
+        "layer's rms (uniform), or the ratio of norms ‖n‖ / ‖w‖ (sphere)? ResNet20, CIFAR-100."
+    )
+    drawn = chart("level", "noise level a", "test accuracy, %", series)
+    return Question("level", "The level", about, "ssgd reproduce level", [], [drawn])
+
+
+def price(runs: list[Run]) -> Question:
+    unseen = [run for run in runs if run.seed != 0]
+    asked = {variant(run) for run in unseen if run.experiment.split("/")[0] == "price"}
+    asked |= {variant(run) for run in unseen if asked and is_the_papers(run)}  # it may stand under table 1 or 2
+    about = (
+        "What a method costs, in passes over the data, and what it brings over SGD on the same seeds: mean of the "
+        "differences, 95 % interval of Student's t, and how many seeds gained. Seed 0, which tuning used, is left out."
+    )
+    lines = compared(unseen, lambda run: variant(run) in asked)
+    return Question("price", "The price", about, "ssgd reproduce price", lines, [price_chart(lines)] if lines else [])
+
+
+def tune(runs: list[Run]) -> Question:
+    held_out = [run for run in runs if run.field("held_out", 0)]
+    about = "Noise level, and SAM's ρ alike, tuned on training images held out. The price is counted at what was best."
+    lines = compared(held_out, lambda run: True, held_out=True)
+    return Question("tune", "Tuning", about, "ssgd reproduce tune", lines, measured="held out, %")
+
+
+def compared(runs: list[Run], chosen: Callable[[Run], bool], held_out: bool = False) -> list[Line]:
+    """The chosen runs, after the SGD that each is compared with: the same protocol, and the cost nearest to its own."""
+    lines = []
+    runs = [r for r in runs if bool(r.field("held_out", 0)) == held_out and r.metric("test_accuracy") is not None]
+    for protocol in dict.fromkeys(protocol_of(run) for run in runs if chosen(run) and run.method != "sgd"):
+        here = [run for run in runs if protocol_of(run) == protocol]
+        plain = by_variant(run for run in here if run.method == "sgd")
+        others = by_variant(run for run in here if run.method != "sgd" and chosen(run))
+        bases = [nearest(group[0], plain) for group in others]
+        lines += [line(base, None) for base in plain if any(base is used for used in bases)]
+        lines += [line(group, base) for group, base in zip(others, bases, strict=True)]
+    return lines
+
+
+def by_variant(runs: Iterable[Run]) -> list[list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(variant(run), []).append(run)
+    return [first_of_each_seed(group) for group in found.values()]
+
+
+def nearest(run: Run, plain: list[list[Run]]) -> list[Run] | None:
+    """So that a shortened run never meets the SGD of a whole one."""
+    cost = passes(run) or 1.0
+    return min(plain, key=lambda group: abs(math.log((passes(group[0]) or 1.0) / cost)), default=None)
+
+
+def line(group: list[Run], base: list[Run] | None) -> Line:
+    figures, first = accuracies(group), group[0]
+    difference = paired(figures, accuracies(base)) if base else None
+    small = any(run.scale == "small" for run in group)
+    return Line(spoken(first), told(first), passes(first), sample(figures.values()), difference, small)
+
+
+def price_chart(lines: list[Line]) -> Chart:
+    """Gains, so that nets and data sets of any accuracy share one axis; the bars are the 95 % intervals."""
+    series = []
+    for place, protocol in enumerate(dict.fromkeys(line.protocol for line in lines)):
+        mine = [line for line in lines if line.protocol == protocol and line.passes is not None]
+        gains = [(d.mean, (d.high - d.low) / 2) if (d := line.difference) else (0.0, math.nan) for line in mine]
+        points = [(line.passes, *gain) for line, gain in zip(mine, gains, strict=True)]
+        labels = [line.method for line in mine]
+        series.append({**curve(protocol, points, False, place), "labels": labels, "loose": True})
+    return chart("price", "passes over the data", "test accuracy minus SGD's, points", series)
+
+
+def is_plain_cifar(run: Run) -> bool:
+    """ResNet20 under the paper's protocol, whatever the method, its law and the weight decay."""
+    free = ("weight_decay", "phases", "epochs")
+    measured = run.metric("test_accuracy") is not None
+    usual = all(same(run.field(name, value), value) for name, value in CIFAR.items() if name not in free)
+    return (
+        bool(run.recipe)
+        and run.model == "resnet20"
+        and whole_phases(run.phases) == CIFAR["phases"]
+        and usual
+        and measured
+    )
+
+
+def is_the_papers(run: Run) -> bool:
+    noise = run.method == "ssgd" and run.law == LAW and run.level == PHASED_LEVEL and run.field("perturb") == "all"
+    return noise and whole_phases(run.phases) in (CIFAR["phases"], "75-25S-25S")
+
+
+def protocol_of(run: Run) -> str:
+    """All that decides a result but the method, in one text."""
+    return json.dumps({name: run.field(name, usual) for name, usual in PROTOCOL.items()}, sort_keys=True)
+
+
+def variant(run: Run) -> str:
+    """The method with all that belongs to it, in one text."""
+    fields: dict[str, Any] = {name: run.field(name, USUAL.get(name)) for name in VARIANT}
+    return json.dumps({**fields, "phases": whole_phases(run.phases)}, sort_keys=True)
+
+
+def spoken(run: Run) -> str:
+    return f"{run.model}, {run.data}, weight decay {run.weight_decay:g}"
+
+
+def told(run: Run) -> str:
+    name = run.method if run.level is None else f"{run.method} ({run.level:g}{', ' + run.law if run.law else ''})"
+    return f"{name}, {run.phases}" if "S" in run.phases or "(" in run.phases else name
+
+
+def passes(run: Run) -> float | None:
+    """Over the whole training; older rows have those of a step."""
+    found, epochs = run.field("passes"), run.field("epochs")
+    if not is_number(found) or not is_number(epochs) or found <= 0 or epochs <= 0:
+        return None
+    return float(found if found >= epochs else found * epochs)
+
+
+def accuracies(runs: Iterable[Run]) -> dict[int, float]:
+    found = {run.seed: run.metric("test_accuracy") for run in runs}
+    return {seed: value for seed, value in found.items() if value is not None}

@@ -1,0 +1,148 @@
+"""The page of results in Chromium: it loads in silence, draws everything, and answers mouse, keys and screen."""
+
+import pytest
+
+from ssgd.report.paper import parts
+
+PARTS = parts()
+NO_PAPER_CURVE = ("fig6", "figA4", "figA5", "figA6")  # not in the paper's source
+BLANK = """(() => { const c = document.querySelector('canvas'); const d = c.getContext('2d')
+  .getImageData(0, 0, c.width, c.height).data; return !d.some(v => v !== 0); })()"""
+
+
+def test_loads_without_a_word_on_the_console(browser, page):
+    for dark in (False, True):
+        browser.open(page, dark=dark)
+        assert browser.ask("document.querySelectorAll('section').length") >= len(PARTS) + 5
+        assert browser.complaints == []
+
+
+def test_complaints_would_be_heard(browser, tmp_path):
+    bad = tmp_path / "report.html"
+    bad.write_text("<script>console.error('oh')</script><script>throw 1</script><img src='http://localhost/x.png'>")
+    browser.open(bad)
+    assert len(browser.complaints) >= 3
+
+
+def test_every_figure_draws(browser, page):
+    browser.open(page)
+    drawn = browser.ask(
+        "Object.fromEntries([...document.querySelectorAll('figure.chart')].map(f => [f.dataset.chart, {"
+        "curves: [...f.querySelectorAll('.plot .curve')].map(c => c.getAttribute('d')),"
+        "wide: f.querySelector('.plot svg').getBoundingClientRect().width,"
+        "marks: f.querySelectorAll('.plot .mark').length,"
+        "words: f.querySelector('.plot svg').textContent}]))"
+    )
+    assert {part.name for part in PARTS if part.x or part.name == "fig2"} <= set(drawn)
+    for name, figure in drawn.items():
+        assert figure["wide"] > 300 and "NaN" not in str(figure["curves"])
+        shown = any(len(path) > 10 for path in figure["curves"]) or figure["marks"]
+        assert shown or (name in NO_PAPER_CURVE and "not run" in figure["words"]), name
+
+
+def test_every_table_has_its_rows(browser, page):
+    browser.open(page)
+    rows = browser.ask(
+        "Object.fromEntries([...document.querySelectorAll('section')]"
+        ".map(s => [s.id, s.querySelectorAll('tbody tr').length]))"
+    )
+    for part in PARTS:
+        assert rows[part.name] >= max(1, len(part.cells)), part.name
+    assert browser.ask("document.querySelectorAll('.overview tbody tr').length") == len(PARTS) + 5
+
+
+def test_hovering_shows_the_values(browser, page):
+    browser.open(page)
+    assert browser.ask("getComputedStyle(document.querySelector('#fig3 .tip')).display") == "none"
+    browser.mouse("mouseMoved", *browser.place("#fig3 .plot svg"))
+    shown = browser.ask("document.querySelector('#fig3 .tip').innerText")
+    assert "noise level, the paper's units: 0.5" in shown and "S-SGD (paper): 69.4 ± 0.24" in shown
+    browser.mouse("mouseMoved", 2, 2)
+    assert browser.ask("getComputedStyle(document.querySelector('#fig3 .tip')).display") == "none"
+
+
+def test_arrow_keys_show_the_values(browser, page):
+    browser.open(page)
+    browser.ask("document.querySelector('#fig5 .plot svg').focus()")
+    browser.key("ArrowRight")
+    assert "batch: 1024" in browser.ask("document.querySelector('#fig5 .tip').innerText")
+    browser.key("End")
+    assert "S-SGDR (paper): 90.63" in browser.ask("document.querySelector('#fig5 .tip').innerText")
+    browser.key("Escape")
+    assert browser.ask("getComputedStyle(document.querySelector('#fig5 .tip')).display") == "none"
+
+
+def test_the_surface_turns(browser, made_up):
+    browser.open(made_up)
+    assert browser.ask(BLANK) is False
+    views = [browser.ask("document.querySelector('canvas').toDataURL()")]
+    browser.drag(browser.place("canvas", 0.4, 0.5), browser.place("canvas", 0.7, 0.6))
+    views.append(browser.ask("document.querySelector('canvas').toDataURL()"))
+    browser.ask("document.querySelector('canvas').focus()")
+    browser.key("ArrowLeft")
+    views.append(browser.ask("document.querySelector('canvas').toDataURL()"))
+    names = browser.ask("[...document.querySelector('.surface select').options].map(o => o.value)")
+    assert names == ["train loss", "train error, %", "test loss", "test error, %"]
+    browser.ask("(() => { const s = document.querySelector('.surface select'); s.value = 'test error, %';"
+                "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    views.append(browser.ask("document.querySelector('canvas').toDataURL()"))
+    assert len(set(views)) == 4
+    browser.mouse("mouseMoved", *browser.place("canvas"))  # not held: it stays as it is
+    assert browser.ask("document.querySelector('canvas').toDataURL()") == views[-1]
+    assert browser.complaints == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_light_and_dark(dark, browser, page):
+    def lightness():
+        colour = browser.ask("getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in colour[4:-1].split(",")) / 3
+
+    browser.open(page, dark=dark)
+    browser.ask("localStorage.clear()")
+    browser.open(page, dark=dark)
+    assert (lightness() < 100) == dark
+    browser.ask("document.getElementById('theme').focus()")
+    browser.ask("document.getElementById('theme').click()")
+    assert (lightness() < 100) == (not dark)
+    browser.open(page, dark=dark)
+    assert (lightness() < 100) == (not dark)  # remembered
+    browser.ask("localStorage.clear()")
+
+
+@pytest.mark.parametrize("width", [360, 768])
+def test_nothing_is_wider_than_a_phone(width, browser, page):
+    browser.open(page, width=width, height=700)
+    browser.ask("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert browser.ask("innerWidth") == width
+    assert browser.ask("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    beyond = browser.ask(
+        "[...document.querySelectorAll('section > *, figure, .plot svg, h1, button')]"
+        ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert beyond == []
+    drawn = browser.ask(
+        "(() => { const s = document.querySelector('#fig3 .plot svg');"
+        "return 12 * s.getBoundingClientRect().width / s.viewBox.baseVal.width; })()"
+    )
+    assert drawn > 9  # pixels of a label
+
+
+def test_the_tab_key_reaches_what_can_be_used(browser, made_up):
+    browser.open(made_up)
+    reached = set()
+    for _ in range(60):
+        browser.send("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        browser.send("Input.dispatchKeyEvent", type="keyUp", key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        reached.add(browser.ask("document.activeElement.id || document.activeElement.tagName.toLowerCase()"))
+    assert {"theme", "a", "div", "svg", "summary"} <= reached
+
+
+def test_print_is_light_and_whole(browser, page):
+    browser.open(page, dark=True)
+    browser.send("Emulation.setEmulatedMedia", media="print", features=[])
+    assert browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.ask("getComputedStyle(document.getElementById('theme')).display") == "none"
+    browser.ask("dispatchEvent(new Event('beforeprint'))")
+    assert browser.ask("[...document.querySelectorAll('details')].every(d => d.open)")
+    browser.send("Emulation.setEmulatedMedia", media="", features=[])

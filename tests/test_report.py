@@ -1,0 +1,367 @@
+"""`ssgd report`: what is read, what is compared with what, what is said of it, and that the page holds it all."""
+
+import json
+import math
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from ssgd.cli.main import main
+from ssgd.recipes import RECIPES
+from ssgd.report import cells, paper, write
+from ssgd.report.cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Cell, outcome, verdict
+from ssgd.report.matching import matching
+from ssgd.report.measured import Measured, read_measured
+from ssgd.report.page import show
+from ssgd.report.questions import baseline, level, price, split, tune
+from ssgd.report.runs import as_run, read_runs
+from ssgd.report.statistics import Sample, paired, sample, t_quantile
+from tests.report_rows import row, run, write_results, write_rows
+
+ROOT = Path(__file__).parent.parent
+PARTS = {part.name: part for part in paper.parts()}
+PAPER = ("table1", "table2", "table3", "table4", "table5", "tableA1", "tableA2")
+FIGURES = ("fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "figA1", "figA2", "figA3", "figA4", "figA5", "figA6")
+
+
+def cell(part, row, column):
+    return next(c for c in PARTS[part].cells if c.row == row and c.column == column)
+
+
+def page_of(folder, tmp_path):
+    write(folder, tmp_path / "report.html")
+    return (tmp_path / "report.html").read_text()
+
+
+# Statistics
+
+
+@pytest.mark.parametrize("freedom, known", [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (30, 2.0423)])
+def test_quantiles_of_students_t(freedom, known):
+    assert t_quantile(0.975, freedom) == pytest.approx(known, abs=1e-4)
+    assert t_quantile(0.025, freedom) == pytest.approx(-known, abs=1e-4)
+
+
+def test_mean_and_spread():
+    assert sample([2.0, 4.0, 9.0]) == Sample(5.0, pytest.approx(math.sqrt(13)), 3)
+    assert math.isnan(sample([2.0]).sd)
+    with pytest.raises(ValueError, match="no mean"):
+        sample([])
+
+
+def test_differences_are_those_of_common_seeds():
+    found = paired({0: 1.0, 1: 2.0, 2: 3.0, 7: 99.0}, {0: 0.0, 1: 0.0, 2: 0.0, 8: -99.0})
+    assert (found.mean, found.sd, found.count, found.above) == (2.0, 1.0, 3, 3)
+    assert (found.low, found.high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-4)
+    assert paired({0: 1.0}, {1: 1.0}) is None
+    assert math.isnan(paired({0: 1.0}, {0: 2.0}).low)
+
+
+# The verdict
+
+
+BASE = Cell("SGD", "", 68.0, 0.4)
+
+
+@pytest.mark.parametrize(
+    "ours, base, said",
+    [
+        (Sample(69.6, 0.2, 3), Sample(68.1, 0.1, 3), REPRODUCED),
+        (Sample(70.1, 0.2, 3), Sample(68.1, 0.1, 3), NOT_REPRODUCED),  # 0.6 off, the spreads are 0.5 together
+        (Sample(70.1, 0.4, 3), Sample(68.1, 0.1, 3), REPRODUCED),
+        (Sample(69.3, math.nan, 1), Sample(68.0, math.nan, 1), REPRODUCED),
+        (Sample(69.5, 0.2, 3), Sample(69.9, 0.1, 3), NOT_REPRODUCED),  # a loss where the paper has a gain
+        (Sample(69.5, 0.2, 3), None, UNDECIDED),
+        (Sample(60.0, 0.2, 3), None, NOT_REPRODUCED),
+        (None, Sample(68.0, 0.1, 3), NOT_RUN),
+    ],
+)
+def test_verdict_needs_the_mean_and_the_sign_of_the_gain(ours, base, said):
+    assert verdict(Cell("S-SGD", "", 69.5, 0.3, base=BASE), ours, base) == said
+
+
+def test_verdict_where_the_paper_says_less():
+    assert verdict(Cell("SGD", "", 80.0), Sample(80.7, math.nan, 1), None) == REPRODUCED  # 1 % stands in
+    assert verdict(Cell("SGD", "", 80.0), Sample(80.9, math.nan, 1), None) == NOT_REPRODUCED
+    assert verdict(Cell("AN4", "", None), Sample(20.0, math.nan, 1), None) == OURS_ALONE
+
+
+def test_perplexity_gains_downwards():
+    runs = [run("table5/small/sgd", test_perplexity=88.9), run("table5/small/ssgd-0.7", test_perplexity=84.9)]
+    found = outcome(cell("table5", "small, S-SGD (0.7)", "test"), "table5", runs, Measured())
+    assert (found.verdict, found.gain) == (REPRODUCED, pytest.approx(-4.0))
+    worse = [run("table5/small/sgd", test_perplexity=84.0), runs[1]]
+    assert outcome(found.cell, "table5", worse, Measured()).verdict == NOT_REPRODUCED
+
+
+# Which runs a cell is compared with
+
+
+def test_a_run_counts_wherever_its_training_stands():
+    runs = [run("fig3/all/0.5", test_accuracy=69.5)]
+    for part, label, column in [
+        ("table2", "ResNet20, S-SGD (0.5)", "CIFAR-100"),
+        ("fig3", "S-SGD", "0.5"),
+        ("figA1", "S-SGD", "0.5"),
+        ("tableA2", "ResNet20, S-SGD (0.5)", "CIFAR-100"),
+    ]:
+        assert outcome(cell(part, label, column), part, runs, Measured()).ours == {0: 69.5}
+    assert not outcome(cell("fig3", "S-SGD conv only", "0.5"), "fig3", runs, Measured()).ours
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weight_decay": 1e-4},
+        {"law": "sphere"},
+        {"level": 0.4},
+        {"perturb": "conv"},
+        {"phases": "75-25S-25S"},
+        {"batch": 256},
+        {"warm_up": 5.0},
+        {"held_out": 5000},
+        {"train_limit": 100},
+        {"recompute_bn": True},
+        {"model": "resnet56"},
+        {"data": "cifar10"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_another_training_does_not_slip_in(changes):
+    wanted = cell("table2", "ResNet20, S-SGD (0.5)", "CIFAR-100").wanted
+    assert matching([run("fig3/all/0.5")], wanted, "table2")
+    assert not matching([run("fig3/all/0.5", changes=changes)], wanted, "table2")
+
+
+def test_marks_on_all_phases_say_nothing():
+    wanted = cell("table1", "37S-25S-25S", "CIFAR-10").wanted
+    assert matching([run("table1/cifar10/37S-25S-25S")], wanted, "table1")
+    assert matching([run("table1/cifar10/37S-25S-25S", changes={"phases": "37-25-25"})], wanted, "table1")
+
+
+def test_a_seed_counts_once_and_fields_that_older_rows_lack_have_their_usual_value():
+    wanted = cell("table2", "ResNet20, SGD", "CIFAR-100").wanted
+    old = row("table2/cifar100/resnet20/sgd", 1)
+    for name in ("perturb", "recompute_bn", "normalise"):
+        old["recipe"].pop(name, None)
+    runs = [run("table2/cifar100/resnet20/sgd"), run("fig3/sgd"), as_run(old)]
+    assert [found.seed for found in matching(runs, wanted, "table2")] == [0, 1]
+    without = {key: value for key, value in old.items() if key != "recipe"}
+    assert not matching([as_run(without)], wanted, "table2")
+
+
+def test_shortened_runs_stand_in_for_their_own_part_alone_and_are_marked():
+    short = {"phases": "10-10-10", "name": "table3/small/resnet18/sgd"}
+    small = run("table3/resnet18/sgd", changes=short, scale="small", test_accuracy=60.0)
+    target = cell("table3", "ResNet18, SGD", "top 1")
+    found = outcome(target, "table3", [small], Measured())
+    assert found.ours == {0: 60.0} and found.small
+    assert not outcome(target, "table9", [small], Measured()).ours
+    whole = run("table3/resnet18/sgd", 1, test_accuracy=70.0)
+    assert outcome(target, "table3", [small, whole], Measured()).ours == {1: 70.0}
+    assert not outcome(target, "table3", [run("table3/resnet18/sgd", changes=short)], Measured()).ours
+
+
+def test_every_recipe_of_a_table_or_figure_has_its_cell():
+    every = [(part.name, c.wanted) for part in PARTS.values() for c in part.cells if c.wanted]
+    drawn = ("fig7", "figA6")  # looked at by their solutions
+    named = [name for name in RECIPES if name.split("/")[0] in PARTS and name.split("/")[0] not in drawn]
+    assert len(named) > 100
+    for made in map(run, named):
+        assert any(matching([made], wanted, part) for part, wanted in every), made.experiment
+
+
+def test_every_cell_of_a_run_has_its_recipe():
+    runs = [run(name) for name in RECIPES]
+    for part in PARTS.values():
+        for c in part.cells:
+            assert c.point or matching(runs, c.wanted, part.name), (part.name, c.row, c.column)
+
+
+# What is read
+
+
+def test_lines_that_cannot_be_used_are_counted_and_told(tmp_path):
+    good = row("fig3/all/0.5")
+    lines = [
+        json.dumps(good),
+        json.dumps(good)[:200],  # torn
+        "[1, 2]",
+        json.dumps({**good, "seed": "zero"}),
+        json.dumps({**good, "test_accuracy": math.nan}),
+        json.dumps({**good, "curve": ["a"]}),
+        json.dumps({**good, "scale": "smoke"}),
+        "",
+    ]
+    (tmp_path / "x.jsonl").write_bytes("\n".join(lines).encode() + b'{"experiment": "\xff')
+    runs, complaints, smoke = read_runs(tmp_path)
+    assert (len(runs), len(complaints), smoke) == (1, 6, 1)
+    assert complaints[0] == "x.jsonl, line 2: is torn or not JSON" and "seed" in complaints[2]
+    page = page_of(tmp_path, tmp_path)
+    assert "6 unreadable lines or files were left out" in page and "x.jsonl, line 2" in page
+    assert "1 smoke tests are not shown" in page
+
+
+def test_broken_pictures_are_told_too(tmp_path):
+    write_results(tmp_path)
+    (tmp_path / "fig7" / "plane.npz").write_bytes(b"PK not a zip")
+    (tmp_path / "fig2" / "line.json").unlink()
+    found = read_measured(tmp_path)
+    assert len(found.complaints) == 2 and not found.surfaces and len(found.spectra) == 2
+    assert "fig7/plane.npz" in page_of(tmp_path, tmp_path)
+
+
+def test_solutions_of_lines_and_planes_have_verdicts(tmp_path):
+    write_results(tmp_path)
+    measured = read_measured(tmp_path)
+    assert outcome(cell("fig2", "SGD", "test accuracy"), "fig2", [], measured).ours == {0: pytest.approx(68.2)}
+    assert outcome(cell("fig7", "SGD_m", "train"), "fig7", [], measured).ours == {0: pytest.approx(81.4)}
+    assert [o.verdict for o in show(PARTS["figA6"], [], measured).outcomes] == [REPRODUCED]  # SGD's is the larger
+    assert [o.verdict for o in show(PARTS["figA6"], [], Measured(spectra=measured.spectra[:1])).outcomes] == [NOT_RUN]
+
+
+# Our own questions
+
+
+def test_split_is_paired_with_the_sgd_of_its_protocol():
+    def of(method, seed, accuracy, **changes):
+        level = {"split": 0.15}.get(method)
+        return run("cifar100", seed, {"method": method, "level": level, **changes}, test_accuracy=accuracy)
+
+    runs = [of("sgd", seed, 68 + seed / 10) for seed in range(4)] + [
+        of("split", seed, 69 + seed / 5) for seed in range(4)
+    ]
+    runs += [of("sgd", seed, 10.0, weight_decay=1e-4) for seed in range(4)]  # another protocol
+    runs += [of("sgd", seed, 10.0, phases="5-5-5") for seed in range(4)]  # the same, cut short
+    base, found = split(runs).lines
+    assert (base.method, base.difference) == ("sgd", None)
+    assert (found.difference.mean, found.difference.above, found.difference.count) == (pytest.approx(1.15), 4, 4)
+    assert found.passes == base.passes == 175
+
+
+def test_price_takes_what_was_asked_on_seeds_that_tuning_has_not_seen():
+    def of(label, seed, accuracy, **changes):
+        changes = {"name": f"price/cifar100/resnet20/{label}", **changes}
+        return run("cifar100", seed, changes, test_accuracy=accuracy)
+
+    runs = [run("table2/cifar100/resnet20/sgd", seed, test_accuracy=68.0) for seed in range(3)]
+    runs += [of("sam", seed, 68.5 + seed / 10, method="sam", level=0.1) for seed in range(3)]
+    runs += [run("fig3/all/0.5", seed, test_accuracy=69.5) for seed in range(3)]
+    runs += [run("fig3/all/0.9", seed, test_accuracy=65.0) for seed in range(3)]  # nobody's price
+    lines = {found.method: found for found in price(runs).lines}
+    assert list(lines) == ["sgd", "sam (0.1)", "ssgd (0.5, uniform)"]
+    assert lines["sam (0.1)"].difference.mean == pytest.approx(0.65) and lines["sam (0.1)"].difference.count == 2
+    assert not price(runs[:3]).lines and not tune(runs).lines
+    held = [run("cifar100", 0, {"method": m, "held_out": 5000}, test_accuracy=66.0) for m in ("sgd", "halves")]
+    assert [found.method for found in tune(held).lines] == ["sgd", "halves"]
+
+
+def test_baseline_and_level_find_their_runs(tmp_path):
+    write_results(tmp_path)
+    runs, _, _ = read_runs(tmp_path)
+    assert [(found.method, found.test.count) for found in baseline(runs).lines] == [("weight decay 0.0005", 3)] * 2
+    drawn = {(series["name"], series["paper"]): series for series in level(runs).charts[0]["series"]}
+    assert [point[0] for point in drawn["uniform", False]["points"]] == [0.2, 0.5, 0.8]
+    assert [point[0] for point in drawn["sphere", False]["points"]] == [0.3]
+
+
+# The page
+
+
+class Rows(HTMLParser):
+    """Counts the rows of each section's tables, and keeps what stands in each."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.section, self.rows, self.drawings, self.body = "", {}, set(), False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag == "section":
+            self.section = attributes["id"]
+        if tag in ("thead", "tbody"):
+            self.body = tag == "tbody"
+        if tag == "tr" and self.body:
+            self.rows[self.section] = self.rows.get(self.section, 0) + 1
+        if tag == "figure" and attributes["class"] == "chart":
+            self.drawings.add(attributes["data-chart"])
+
+
+@pytest.mark.parametrize("made_up", [True, False])
+def test_every_table_has_its_rows_and_every_figure_its_drawing(made_up, tmp_path):
+    (tmp_path / "results").mkdir()
+    if made_up:
+        write_results(tmp_path / "results")
+    page = page_of(tmp_path / "results", tmp_path)
+    found = Rows(page)
+    for part in PARTS.values():
+        assert found.rows[part.name] >= max(1, len(part.cells))
+    assert {*FIGURES, "baseline", "level"} <= found.drawings and not {*PAPER} & found.drawings
+    drawn = {c["name"]: c for c in data_of(page)["charts"]}
+    for name in ("fig2", "fig3", "fig4", "fig5", "fig7", "figA1", "figA2", "figA3"):
+        assert any(series["paper"] and series["points"] for series in drawn[name]["series"])
+        assert ("missing" in drawn[name]) == (not any(not series["paper"] for series in drawn[name]["series"]))
+    for name in (*PARTS, "baseline", "level", "price", "tune"):
+        assert f"ssgd reproduce {name}" in page
+
+
+def data_of(page):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_the_page_needs_no_network(tmp_path):
+    page = page_of(tmp_path, tmp_path)
+    assert "default-src 'none'" in page
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", page) and "@import" not in page and "url(" not in page
+
+
+def test_whatever_stands_in_a_row_is_text(tmp_path):
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    changes = {"method": "split", "level": 0.1}
+    rows = [{**row("cifar100", s, changes), "model": evil, "device": evil, "data": evil} for s in (1, 2)]
+    rows = [{**one, "experiment": "price/x"} for one in rows]
+    write_rows(tmp_path / "<b>x.jsonl", [*rows, {"experiment": evil}])
+    page = page_of(tmp_path, tmp_path)
+    assert "alert(1)" in page and "<script>alert" not in page and "<img" not in page and "<b>x" not in page
+    assert page.count("</script>") == page.count("<script")
+    assert evil in json.dumps(data_of(page)).replace("\\", "")
+
+
+def test_every_number_of_the_paper_is_carried_along():
+    shared = ROOT.parent / "shared" / "paper" / "targets.json"
+    if not shared.is_file():
+        pytest.skip("the paper's numbers are not beside the repository")
+    assert paper.targets() == json.loads(shared.read_text())
+
+
+def test_the_committed_page_is_that_of_the_committed_results(tmp_path):
+    if not (ROOT / "results").is_dir():
+        pytest.skip("there are no results here")
+    assert page_of(ROOT / "results", tmp_path) == (ROOT / "docs" / "report.html").read_text(), "run `make report`"
+
+
+def test_report_knows_results_alone():
+    for file in (ROOT / "src" / "ssgd" / "report").glob("*.py"):
+        assert not re.search(r"^\s*(from \.\.|from ssgd|import ssgd|import torch)", file.read_text(), re.MULTILINE), (
+            file
+        )
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    write_rows(tmp_path / "results" / "x.jsonl", [row("fig3/all/0.5")])
+    out = tmp_path / "deep" / "page.html"
+    assert main(["report", "--results", str(tmp_path / "results"), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"written: {out} (1 runs)\n" and out.read_text().startswith("<!doctype html>")
+    assert main(["report", "--results", str(tmp_path / "nowhere")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["report", "--results", str(tmp_path / "results"), "--out", str(out)]) == 1
+    assert "pip install 'ssgd[report]'" in capsys.readouterr().err
+
+
+def test_the_rule_is_on_the_page(tmp_path):
+    assert cells.RULE.split(":")[1][:40] in page_of(tmp_path, tmp_path).replace("&#39;", "'")
