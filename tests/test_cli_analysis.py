@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ssgd.cli.main import main
-from ssgd.cli.solutions import solution
 from ssgd.recipes import get
+from ssgd.solutions import solution
 from ssgd.train import Execution, train
 
 FEW = ["--limit", "40", "--device", "cpu", "--quiet"]

@@ -197,7 +197,7 @@ def test_a_damaged_image_is_named(root, workers: int, content: bytes) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[:-200] if content is None else content)
     source = Folder(root, 8, workers)
-    says = r"^\S*train/a/04\.png cannot be read as an image \(.*\): replace it, or take it out of its folder$"
+    says = r"^\S*train/a/04\.png cannot be read as an image \(.*\): replace it, or use bad='skip' to do without it$"
     epoch = source.epoch(0, 0)
     bad = epoch._order.index(2)  # 04.png is the third file
     for step in range(bad):
@@ -207,6 +207,51 @@ def test_a_damaged_image_is_named(root, workers: int, content: bytes) -> None:
             epoch.batch(bad, 1)
     file.write_bytes(whole)
     assert torch.equal(epoch.batch(bad, 1)[0], Folder(root, 8, workers=0).epoch(0, 0).batch(bad, 1)[0])
+
+
+def test_a_file_may_tell_the_classes_of_the_test_images(root) -> None:
+    by_folder = all_of(Folder(root, 8, workers=0).test_batches())
+    flat = root / "val"
+    for file in sorted(flat.rglob("*.png")):
+        file.rename(flat / file.name)
+    for name in "ab":
+        (flat / name).rmdir()
+    rows = [
+        "0.png 0",
+        "2.png a",
+        "4.png a 0 0 62 62",
+        "1.png 1",
+        "3.png b",
+    ]  # a number, a name, and Tiny ImageNet's box
+    (root / "val.txt").write_text("\n".join(rows))
+    found = all_of(Folder(root, 8, workers=0).test_batches())
+    assert all(torch.equal(a, b) for a, b in zip(by_folder, found, strict=True))
+
+    (flat / "images").mkdir()
+    for file in flat.glob("*.png"):
+        file.rename(flat / "images" / file.name)
+    (root / "val.txt").rename(flat / "val_annotations.txt")
+    assert torch.equal(all_of(Folder(root, 8, workers=0).test_batches())[0], by_folder[0])
+    (flat / "val_annotations.txt").write_text("\n".join([*rows[:3], "1.png c", ""]))
+    with pytest.raises(
+        ValueError, match=r"val_annotations\.txt:4: '1\.png c' is not a file and its class: write one of"
+    ):
+        Folder(root, 8)
+    source = Folder(root, 8, workers=0, bad="skip")
+    assert len(all_of(source.test_batches())[1]) == 3 and [one.kind for one in source.skipped] == ["broken row"]
+
+
+def test_images_that_do_not_decode_can_be_left_out(root) -> None:
+    file = root / "train" / "a" / "04.png"
+    file.write_bytes(file.read_bytes()[:-200])
+    (root / "val" / "b" / "1.png").write_text("no image at all")
+    source = Folder(root, 8, workers=0, bad="skip")
+    assert (source.steps(1), len(all_of(source.test_batches())[1])) == (11, 4)
+    assert [(one.place, one.kind) for one in source.skipped] == [
+        (str(file), "undecodable image"),
+        (str(root / "val" / "b" / "1.png"), "undecodable image"),
+    ]
+    assert len(all_of(source.clean_train_batches())[1]) == 11
 
 
 def test_folders_of_another_shape_are_refused(root) -> None:
@@ -228,5 +273,5 @@ def test_folders_of_another_shape_are_refused(root) -> None:
 
 def test_a_missing_pillow_is_named(root, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match="reading image files needs pillow: pip install pillow"):
+    with pytest.raises(ImportError, match="reading image files needs pillow: pip install 'ssgd"):
         Folder(root)

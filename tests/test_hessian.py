@@ -1,9 +1,9 @@
 """Products with the Hessian, against exact Hessians, closed forms and curvlinops."""
 
 import copy
-import functools
 import itertools
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ssgd import select
 from ssgd.analysis.hessian import Hessian
+from ssgd.analysis.spectrum import spectrum
 from ssgd.analysis.task import Task, evaluating
 
 from .problems import mlp, same, vectors
@@ -198,7 +199,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("way", ["double", "two-point", "compiled"])
 def test_tied_frozen_and_idle_weights(monkeypatch, way):
-    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     x = vectors(13)[0][:, :3]
     task = Task(Tied(), lambda m, b: m(b).square().mean(), list(x.split(5)))
     weight = task.model.a.weight
@@ -352,18 +353,65 @@ def test_a_full_memory_is_not_taken_for_a_missing_derivative():
         Hessian(task)
 
 
-@pytest.mark.parametrize("product", ["double", "two-point"])
+@pytest.mark.parametrize("kind", ["mlp", "convnet"])
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_compiled(monkeypatch, product, mode):
+@pytest.mark.parametrize("together", [2, 3, 9])
+def test_several_vectors_in_one_pass(kind, mode, together):
+    """Also where they do not come out even, and for a layer alone."""
+    task, _ = task_of(kind)
+    matrix, plain = Hessian(task, mode=mode, together=together), Hessian(task, mode=mode)
+    v = some(matrix.size, 5)
+    assert apart(matrix.matmat(v), plain.matmat(v)) < 1e-10
+    head = task.model[-1]
+    matrix, plain = Hessian(task, head, mode=mode, together=together), Hessian(task, head, mode=mode)
+    v = some(matrix.size, 5)
+    assert apart(matrix.matmat(v), plain.matmat(v)) < 1e-10
+    assert matrix.passes == plain.passes
+
+
+@pytest.mark.parametrize(("product", "together"), [("double", 1), ("double", 2), ("two-point", 1)])
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_compiled(monkeypatch, capsys, product, mode, together):
+    """For the batches of 5, not for the last one of 3."""
     torch._dynamo.reset()
-    used = []
-    compiler = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
-    monkeypatch.setattr(torch, "compile", lambda function: used.append(function) or compiler(function))
+    sizes = []
+
+    def compiler(function, **_):
+        fast = original(function, backend="aot_eager", fullgraph=True)
+        return lambda *arguments: sizes.append(len(arguments[1][1])) or fast(*arguments)
+
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", compiler)
     task, _ = task_of("convnet")
-    compiled = Hessian(task, product=product, compile=True, mode=mode)
+    compiled = Hessian(task, product=product, compile=True, mode=mode, together=together)
     v = some(compiled.size)
-    assert apart(compiled.matmat(v), Hessian(task, product=product, mode=mode).matmat(v)) < 1e-8
-    assert used
+    tolerance = 1e-10 if product == "double" else 1e-8
+    for _ in range(2):
+        assert apart(compiled.matmat(v), Hessian(task, product=product, mode=mode).matmat(v)) < tolerance
+    assert set(sizes) == ({5} if product == "double" else {5, 3})
+    assert capsys.readouterr().err == ""
+
+
+def test_what_cannot_be_captured_goes_without(capsys):
+    task, _ = task_of("convnet")
+    matrix = Hessian(task, graph=True, together=3)
+    v = some(matrix.size)
+    for _ in range(2):
+        assert apart(matrix.matmat(v), Hessian(task).matmat(v)) < 1e-10
+    message = "a CUDA graph does not work here, all goes on without, slower (ValueError: not all of a batch"
+    assert capsys.readouterr().err.count(message) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compile", [False, True])
+def test_captured(capsys, compile):
+    task, _ = task_of("convnet")
+    task = replace(task, model=task.model.cuda(), batches=[(x.cuda(), y.cuda()) for x, y in task.batches])
+    matrix = Hessian(task, graph=True, compile=compile, together=2)
+    for seed in range(3):
+        v = (seed + 1) * some(matrix.size)
+        assert apart(matrix.matmat(v).cpu(), Hessian(task).matmat(v).cpu()) < 1e-10
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -468,6 +516,31 @@ def test_single_precision_is_not_rounded_further():
         conv.fp32_precision = before
 
 
+def test_tf32_where_it_is_asked_for():
+    """By torch's newer settings and its older ones, which torch.compile reads and which may not contradict them."""
+    settings = lambda: (  # noqa: E731
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision,
+        torch.backends.cudnn.allow_tf32,
+        torch.get_float32_matmul_precision(),
+    )
+    before, seen = settings(), []
+
+    def loss(m, batch):
+        seen.append(settings())
+        return cross_entropy(m, batch)
+
+    task, _ = task_of("mlp")
+    spectrum(Hessian(Task(task.model, loss, task.batches), precision="tf32"), steps=2, probes=1)
+    assert set(seen) == {("tf32", "tf32", True, "high")}
+    seen.clear()
+    Hessian(Task(task.model, loss, task.batches))
+    assert set(seen) == {("ieee", "ieee", False, "highest")}
+    assert settings() == before
+    with pytest.raises(ValueError, match="two points lie too close together for precision='tf32'"):
+        Hessian(task, product="two-point", precision="tf32")
+
+
 # --- costs and refusals ---------------------------------------------------------------------------------------------
 
 
@@ -487,6 +560,8 @@ def test_refusals():
         Hessian(task, product="hvp")
     with pytest.raises(ValueError, match="mode must be one of 'eval', 'train', not 'test'"):
         Hessian(task, mode="test")
+    with pytest.raises(ValueError, match="precision must be one of 'fp32', 'tf32', not 'bf16'"):
+        Hessian(task, precision="bf16")
     with pytest.raises(ValueError, match=r"not of the task's model: take them from task\.model"):
         Hessian(task, mlp())
     with pytest.raises(ValueError, match="no weights to differentiate by"):

@@ -19,6 +19,8 @@ BELOW = {
     "analysis": {"core", "files"},
     "train": {"core", "optimizer", "methods", "models", "data", "files", "safetensors"},
     "recipes": {"train"},
+    "solutions": {"models", "analysis", "safetensors", "train"},
+    "reproduce": {"core", "files", "methods", "train", "recipes", "analysis", "solutions"},
     "demo": {"core", "optimizer", "data", "analysis"},
 }
 ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "train/__main__.py")  # they may know everything

@@ -16,7 +16,7 @@ from ssgd.train.recipe import Recipe, override
 def test_every_recipe_can_be_trained_as_written(name):
     recipe = get(name)
     assert recipe.name == name and recipe.schedule.epochs > 0
-    assert recipe.model in models.MODELS and recipe.data in (*data.NAMES, "imagenet")
+    assert recipe.model in models.MODELS and recipe.data in (*data.NAMES, "imagenet", "tiny-imagenet-10")
     assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
     assert name in listing()
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from ssgd.analysis.eigenvalues import Eigenvalues, _Krylov, top_eigenvalues
 from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.lanczos import lanczos
+from ssgd.analysis.lanczos import lanczos, lanczos_together
 from ssgd.analysis.results import load, save
 from ssgd.analysis.spectrum import Spectrum, spectrum
 from ssgd.analysis.symmetric import Given, watched
@@ -100,6 +100,19 @@ def test_quadrature_is_exact_up_to_its_degree():
     assert max(off[:8]) < 1e-14 < off[8]
 
 
+def test_several_starts_at_once_are_each_on_their_own():
+    """Also where one of them ends early."""
+    matrix = torch.diag(outliers(60))
+    starts = [torch.linspace(1, 2, 60, dtype=torch.float64), torch.eye(60, dtype=torch.float64)[3]]
+    widths = []
+    found = lanczos_together(lambda v: widths.append(len(v)) or v @ matrix, starts, 7)
+    assert widths[0] == 2 and widths[-1] == 1 and len(found[1].alpha) < 7
+    for one, start in zip(found, starts, strict=True):
+        alone = lanczos(matrix.mv, start, 7)
+        np.testing.assert_allclose(one.ritz(), alone.ritz(), atol=1e-12)
+        np.testing.assert_allclose(one.basis, alone.basis, atol=1e-10)
+
+
 def test_a_start_without_direction():
     with pytest.raises(ValueError, match="the start vector is zero"):
         lanczos(lambda v: v, torch.zeros(5), 3)
@@ -130,6 +143,19 @@ def test_moments_lie_within_their_errors(source):
     assert found.products == 60 * 12
     single = spectrum(given(matrix), steps=30, probes=1, seed=1)
     assert np.isnan(single.moments()[1]).all() and np.isnan(single.density()[2]).all()
+
+
+@pytest.mark.parametrize(("room", "widths"), [(10**9, {5}), (20 * 300 * 8 * 2, {2, 1}), (1, {1})])
+def test_probes_side_by_side_as_memory_allows(monkeypatch, room, widths):
+    dense = rotated(outliers())
+    seen, matrix = set(), given(dense)
+    expected = spectrum(matrix, steps=20)
+    monkeypatch.setattr("ssgd.analysis.spectrum.ROOM", room)
+    monkeypatch.setattr(matrix, "matmat", lambda v: seen.add(len(v)) or v @ dense)
+    found = spectrum(matrix, steps=20)
+    assert seen == widths
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-9)
+    np.testing.assert_allclose(found.weights, expected.weights, atol=1e-9)
 
 
 def test_each_probe_sees_the_matrix_from_its_own_vector():
@@ -202,7 +228,7 @@ def test_the_seed_is_all_that_chance_depends_on():
 def test_facts():
     found = spectrum(net(), steps=4, probes=2, seed=5)
     assert (found.parameters, found.samples, found.product, found.mode) == (75, 13, "double", "eval")
-    assert (found.dtype, found.products, found.passes, found.seed) == ("float64", 8, 72, 5)
+    assert (found.dtype, found.products, found.passes, found.seed) == ("float64", 8, 4 * (3 + 2 * 6), 5)
     assert found.seconds > 0
     matrix = Hessian(net(), product="two-point", mode="train")
     matrix.matvec(torch.ones(75))

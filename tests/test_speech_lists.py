@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from ssgd.data.faults import Faults, counts
 from ssgd.data.speech.an4 import read_an4
 from ssgd.data.speech.fsdd import connected, read_fsdd
 from ssgd.data.speech.kaldi import read_kaldi
 from ssgd.data.speech.manifest import read_manifest
-from ssgd.data.speech.utterances import Clip, Faults, Utterance, held_out
+from ssgd.data.speech.utterances import Clip, Utterance, held_out
 from ssgd.data.speech.wsj import read_wsj, transcript
 
 from .speech_files import sound, write_sphere
@@ -60,7 +61,7 @@ def test_faults_of_a_manifest_are_named_with_their_row(tmp_path):
     found, faults, all_faults = faulty(read_manifest, path)
     assert [utterance.key for utterance in found] == ["train-1"]
     assert faults == [("train.jsonl:2", "empty line"), *((f"train.jsonl:{n}", "broken row") for n in range(3, 9))]
-    assert all_faults.counts() == {"empty line": 1, "broken row": 6}
+    assert counts(all_faults.skipped) == {"empty line": 1, "broken row": 6}
 
 
 # --- Kaldi ----------------------------------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ def test_what_was_said_according_to_a_dot_file(written, said):
 
 
 def test_bad_is_raise_or_skip():
-    with pytest.raises(ValueError, match="bad must be 'raise' or 'skip', not 'ignore'"):
+    with pytest.raises(ValueError, match="bad must be one of 'raise', 'skip', not 'ignore'"):
         Faults("ignore")
 
 

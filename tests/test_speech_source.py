@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from ssgd.data import load
+from ssgd.data.faults import Faults, Unusable, counts
 from ssgd.data.speech.fake import fake_speech
+from ssgd.data.speech.filterbank import LogMel
 from ssgd.data.speech.load import load_speech
 from ssgd.data.speech.source import Corpus, SpeechSource
 from ssgd.data.speech.spec_augment import SpecAugment
-from ssgd.data.speech.utterances import Clip, Faults, Unusable, Utterance
+from ssgd.data.speech.utterances import Clip, Utterance
 
 from .speech_files import sound, write_mfc, write_sphere, write_wav
 
@@ -149,7 +151,7 @@ def test_globally_all_of_training_is_and_the_rest_follows_it():
     assert train.mean(1).abs().max() < 1e-4 and (train.var(1, correction=0) - 1).abs().max() < 1e-3
     assert test[0].mean() > 2  # the numbers of test utterances are larger than those of training
     assert list(SpeechSource(corpus(test=1).limited(None, 0), normalise="global").test_batches()) == []
-    with pytest.raises(ValueError, match="normalise must be 'speaker', 'global' or 'none', not 'both'"):
+    with pytest.raises(ValueError, match="normalise must be one of 'speaker', 'global', 'none', not 'both'"):
         SpeechSource(corpus(), normalise="both")
 
 
@@ -199,7 +201,7 @@ def test_what_cannot_be_used_is_listed_and_counted():
         ("list:6", "transcript too long"),
     ]
     assert source.skipped[3].sentence.startswith("its transcript needs 7 frames, and 5 are left of its 10")
-    assert source.skipped_counts["transcript too long"] == 1
+    assert counts(source.skipped)["transcript too long"] == 1
     assert [utterance.place for utterance in source.utterances["train"]] == ["list:1", "list:5", "list:7"]
     x, lengths, targets, _ = next(source.clean_train_batches())
     assert numbers((x,)) == [0, 3, 4] and lengths.tolist() == [10, 31, 38]  # whose frames are whose is still right
@@ -207,7 +209,7 @@ def test_what_cannot_be_used_is_listed_and_counted():
 
 
 def test_or_the_first_is_fatal():
-    with pytest.raises(ValueError, match=r"list:3: the transcript is empty \(bad='skip' leaves such rows out"):
+    with pytest.raises(ValueError, match=r"list:3: the transcript is empty \(bad='skip' goes on without it"):
         SpeechSource(faulty_corpus())
 
 
@@ -250,7 +252,7 @@ def test_frames_in_files_are_made_again_when_something_changed(tmp_path):
         source = SpeechSource(
             Corpus("a", made, [], [], features), frames_folder=tmp_path / "frames", faults=Faults("skip")
         )
-        assert source.skipped_counts == {"broken audio": 1}  # told every time
+        assert counts(source.skipped) == {"broken audio": 1}  # told every time
         return features.calls - before
 
     assert [calls(Clip(path)), calls(Clip(path)), calls(Clip(path, 0.05)), calls(Clip(path))] == [2, 0, 2, 2]
@@ -391,3 +393,20 @@ def test_the_real_fsdd(real):
     source = load_speech("fsdd", real, device="cpu", dtype=torch.float32)
     assert sum(sizes(source)) == 3000 and source.skipped == []
     assert len({u.speaker for part in source.utterances.values() for u in part}) == 6
+
+
+# --- a file of one's own --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalise", ["speaker", "global", "none"])
+def test_a_file_is_heard_as_the_corpus_is(tmp_path, normalise):
+    made = []
+    for i in range(3):
+        path = write_wav(tmp_path / f"{i}.wav", sound(0.4 + 0.1 * i, seed=i))
+        made.append(Utterance(str(i), "A", (Clip(path),), f"speaker {i}", f"list:{i}"))
+    source = SpeechSource(Corpus("a", made, made[:1], made[:1], LogMel()), normalise=normalise)
+    (batch,) = source.clean_train_batches(3)
+    for i in range(3):
+        features, length = source.heard(tmp_path / f"{i}.wav")
+        assert length.item() == batch[1][i]
+        torch.testing.assert_close(features[0], batch[0][i, :, : length.item()])

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import update_bn
 
 from ssgd.analysis import results
 from ssgd.analysis.geometry import Directions, Line, Plane
@@ -172,6 +173,154 @@ def test_statistics_are_gathered_from_the_task_called_train_else_from_the_first(
     assert (other.values("one") != first.values("one")).all()
 
 
+def test_statistics_are_those_of_torchs_own_pass():
+    """The mean over batches, the ragged one too; also where one layer runs twice."""
+    model, expected = net(3), net(3)
+    torch.manual_seed(0)
+    update_bn(TRAIN, expected)
+    with evaluating(model):
+        torch.manual_seed(0)
+        tasks(model)["train"].recompute_batchnorm()
+        assert not model[1].training and model[1].momentum == 0.1
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-6, atol=1e-7)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return self.norm(2 + self.norm(x))
+
+    model, expected = Twice(), Twice()
+    update_bn(TRAIN, expected)
+    Task(model, loss, TRAIN).recompute_batchnorm()
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+
+
+# --- several points at once, compiled, in less precision --------------------------------------------------------------
+
+
+def deviation(found, expected):
+    for what in ("losses", "anchor_losses"):
+        yield np.abs(getattr(found, what) / getattr(expected, what) - 1).max()
+
+
+@pytest.mark.parametrize("batchnorm", ["keep", "interpolate", "recompute"])
+@pytest.mark.parametrize("together", [2, 5, 100])
+def test_several_points_at_once(plane, capsys, batchnorm, together):
+    grid = plane.grid(3)
+    one = evaluate(plane, tasks(net(9)), grid, batchnorm, progress=False)
+    model = net(9)
+    loss(model, TRAIN[0]).backward()
+    before = picture_of(model)
+    several = evaluate(plane, tasks(model), grid, batchnorm, progress=False, together=together)
+    assert max(deviation(several, one)) < 1e-5
+    np.testing.assert_array_equal(several.errors, one.errors)
+    after = picture_of(model)
+    assert all(map(torch.equal, before[0], after[0])) and before[1:3] == after[1:3]
+    assert capsys.readouterr().err == ""
+
+
+def test_several_points_at_once_in_double_precision(plane):
+    states = [{k: v.double() if v.is_floating_point() else v for k, v in s.items()} for s in plane.anchors]
+    wide = Plane(*states, net())
+    data = [(x.double(), y) for x, y in TRAIN]
+    one, several = (
+        evaluate(wide, {"train": Task(net(9).double(), loss, data)}, wide.grid(3), progress=False, together=together)
+        for together in (1, 4)
+    )
+    assert max(deviation(several, one)) < 1e-12
+
+
+def test_tied_weights_at_several_points():
+    class Tied(nn.Module):
+        def __init__(self, value):
+            super().__init__()
+            self.first = nn.Linear(1, 1, bias=False)
+            self.second = nn.Linear(1, 1, bias=False)
+            self.second.weight = self.first.weight
+            nn.init.constant_(self.first.weight, value)
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    model = Tied(0.0)
+    task = Task(model, lambda model, x: model(x).mean(), [torch.ones(2, 1)])
+    line = Line(Tied(0.0).state_dict(), Tied(2.0).state_dict(), model)
+    surface = evaluate(line, {"train": task}, (np.array([0.25, 0.75]),), progress=False, together=4)
+    assert surface.values("train").tolist() == [0.25, 2.25]
+
+
+def test_what_vmap_does_not_serve_goes_one_by_one(plane, capsys):
+    def branching(model, batch):
+        found = loss(model, batch)
+        return found if found.item() >= 0 else -found
+
+    model = net(9)
+    expected = evaluate(plane, {"train": Task(model, loss, TRAIN)}, plane.grid(2), progress=False)
+    found = evaluate(plane, {"train": Task(model, branching, TRAIN)}, plane.grid(2), progress=False, together=3)
+    assert_same(found, expected)
+    assert capsys.readouterr().err.count("points go one by one, because vmap does not serve this model: ") == 1
+
+
+def test_cut_groups_resume_to_the_identical_files(plane, tmp_path):
+    evaluate(plane, tasks(net(9)), plane.grid(3), out=tmp_path / "whole", progress=False, together=5)
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    for done in (1, 4, 6, 9):
+        out = tmp_path / f"cut-{done}"
+        out.with_suffix(".jsonl").write_bytes(b"".join(lines[:done]))
+        evaluate(plane, tasks(net(9)), plane.grid(3), out=out, progress=False, together=5)
+        assert files(out) == files(tmp_path / "whole")
+        assert out.with_suffix(".jsonl").read_bytes().splitlines(keepends=True)[:done] == lines[:done]
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_compiled_passes(plane, monkeypatch, capsys, together):
+    torch._dynamo.reset()
+    compiler, used = torch.compile, []
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **_: used.append(f) or compiler(f, backend="aot_eager", fullgraph=True)
+    )
+    grid = plane.grid(2)
+    expected = evaluate(plane, tasks(net(9)), grid, progress=False)
+    found = evaluate(plane, tasks(net(9)), grid, progress=False, compile=True, together=together)
+    assert max(deviation(found, expected)) < 1e-5
+    assert len(used) == 3 and capsys.readouterr().err == ""  # statistics, and the losses of two tasks
+
+
+def test_less_precision_is_told_and_not_mixed(plane, tmp_path):
+    grid = plane.grid(2)
+    exact = evaluate(plane, tasks(net(9)), grid, progress=False)
+    rough = evaluate(plane, tasks(net(9)), grid, progress=False, precision="bf16", out=tmp_path / "rough")
+    assert 1e-5 < max(deviation(rough, exact)) < 0.1
+    assert (exact.precision, rough.precision, results.load(Surface, tmp_path / "rough").precision) == (
+        "fp32",
+        "bf16",
+        "bf16",
+    )
+    with pytest.raises(ValueError, match=r"holds another evaluation \(other precision\)"):
+        evaluate(plane, tasks(net(9)), grid, progress=False, out=tmp_path / "rough")
+    np.testing.assert_array_equal(
+        evaluate(plane, tasks(net(9)), grid, progress=False, precision="tf32").losses, exact.losses
+    )  # on a CPU there is none
+
+
+def test_loss_and_errors_from_one_forward_pass(plane):
+    calls = []
+
+    def both(model, batch):
+        calls.append(batch)
+        logits = model(batch[0])
+        return F.cross_entropy(logits, batch[1]), (logits.argmax(1) != batch[1]).sum()
+
+    model = net(9)
+    found = evaluate(plane, {"train": Task(model, loss, TRAIN, loss_and_wrong=both)}, plane.grid(2), progress=False)
+    expected = evaluate(plane, {"train": tasks(model)["train"]}, plane.grid(2), progress=False)
+    assert_same(found, expected)
+    assert len(calls) == 3 * 7
+
+
 # --- the model stays --------------------------------------------------------------------------------------------------
 
 
@@ -315,7 +464,7 @@ def test_a_killed_grid_resumes_to_the_identical_files(plane, whole, tmp_path, mo
 
 def counted_passes(monkeypatch):
     passes, measure = [], Task.measure
-    monkeypatch.setattr(Task, "measure", lambda task: passes.append(task) or measure(task))
+    monkeypatch.setattr(Task, "measure", lambda task, *how: passes.append(task) or measure(task, *how))
     return passes
 
 
@@ -398,6 +547,10 @@ def test_bad_choices(plane):
         evaluate(plane, tasks(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))))
     with pytest.raises(ValueError, match="batchnorm must be one of 'recompute', 'interpolate', 'keep', not 'eval'"):
         evaluate(plane, one, batchnorm="eval")
+    with pytest.raises(ValueError, match="precision must be one of 'fp32', 'tf32', 'bf16', not 'half'"):
+        evaluate(plane, one, precision="half")
+    with pytest.raises(ValueError, match="together must be a whole number of at least 1"):
+        evaluate(plane, one, together=0)
     with pytest.raises(ValueError, match="grid must hold the values of each of 2 coordinates"):
         evaluate(plane, one, (np.zeros(3),))
     with pytest.raises(ValueError, match="of must be one of 'train', 'test', not 'valid'"):

@@ -38,7 +38,7 @@ def test_words_become_numbers_in_order_of_first_use(folder):
     assert found.vocabulary == ("<eos>", "the", "cat", "saw", "<unk>", "dog", "ran")
     assert found.train.tolist() == [1, 2, 3, 1, 4, 0, 1, 5, 6, 0]
     assert found.valid.tolist() == [1, 2, 6, 0] and found.test.tolist() == [5, 0, 3, 1, 2, 0]
-    assert (found.name, found.unknown_words, found.empty_lines) == (folder.name, 0, 0)
+    assert (found.name, found.skipped) == (folder.name, [])
 
 
 def test_a_missing_file_says_what_is_needed(folder, tmp_path):
@@ -68,27 +68,34 @@ def test_a_file_without_words_is_named(folder, part, lines, bad):
 def test_an_empty_line_is_named_or_skipped_and_counted(folder):
     whole = text(folder).train
     (folder / "my.train.txt").write_text(LINES["train"].replace("\n", "\n \n", 1) + "\n")
-    with pytest.raises(ValueError, match=r"my\.train\.txt, line 2 is empty: delete it, or use bad='skip'"):
+    with pytest.raises(ValueError, match=r"my\.train\.txt:2: an empty line: delete it \(bad='skip'"):
         text(folder)
     found = text(folder, bad="skip")
-    assert torch.equal(found.train, whole) and TextSource(found).empty_lines == 2
+    assert torch.equal(found.train, whole)
+    assert [(one.place, one.kind) for one in TextSource(found).skipped] == [
+        (f"{folder}/my.train.txt:{line}", "empty line") for line in (2, 4)
+    ]
 
 
 def test_an_unknown_word_is_named_or_replaced_and_counted(folder):
     (folder / "my.test.txt").write_text(LINES["test"])
     with pytest.raises(
-        ValueError, match=r"my\.test\.txt, line 1: 'a' is not among the words of .*my\.train\.txt: write"
+        ValueError, match=r"my\.test\.txt:1: 'a' is not among the words of .*my\.train\.txt: write <unk> there"
     ):
         text(folder)
     found = text(folder, bad="skip")
-    assert found.test.tolist() == [4, 5, 0, 3, 1, 4, 0] and TextSource(found).unknown_words == 2
+    assert found.test.tolist() == [4, 5, 0, 3, 1, 4, 0]
+    assert [(one.place.rpartition("/")[2], one.kind) for one in TextSource(found).skipped] == [
+        ("my.test.txt:1", "unknown word"),
+        ("my.test.txt:2", "unknown word"),
+    ]
     with pytest.raises(ValueError, match="bad must be one of 'raise', 'skip', not 'drop'"):
         text(folder, bad="drop")
 
 
 def test_without_unk_nothing_can_be_replaced_by_it(folder):
     (folder / "my.train.txt").write_text("the cat\n")
-    with pytest.raises(ValueError, match=r"my\.valid\.txt, line 1: 'ran' cannot be read as <unk>, since"):
+    with pytest.raises(ValueError, match=r"my\.valid\.txt:1: 'ran' cannot be read as <unk>, since"):
         text(folder, bad="skip")
 
 

@@ -8,15 +8,33 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import compare, line, methods, models, plane, recipes, sharpness, spectrum, train
+from . import (
+    compare,
+    line,
+    methods,
+    models,
+    plane,
+    recipes,
+    report,
+    reproduce,
+    sample,
+    sharpness,
+    spectrum,
+    train,
+    transcribe,
+)
 
 COMMANDS = {
     "train": train,
     "compare": compare,
+    "reproduce": reproduce,
     "line": line,
     "plane": plane,
     "spectrum": spectrum,
     "sharpness": sharpness,
+    "sample": sample,
+    "transcribe": transcribe,
+    "report": report,
     "recipes": recipes,
     "methods": methods,
     "models": models,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from ..solutions import solution, tasks
 from ..train.terminal import ended
 from .looking import add_options, execution
-from .solutions import solution, tasks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

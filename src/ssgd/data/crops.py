@@ -1,26 +1,38 @@
-"""One image file as a square of bytes: a random part of it, or its centre."""
+"""Image files as bytes: a random part of one or its centre, as a square, or many as they are."""
 
 from __future__ import annotations
 
 import math
 import random
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ssgd.data.faults import Faults, Unusable
+from ssgd.data.listing import File
 
-def read(path: str, size: int, seed: int | None) -> np.ndarray[Any, np.dtype[np.uint8]]:
+Made = TypeVar("Made")
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def read(path: str, size: int, seed: int | None) -> Bytes:
     """(size, size, 3): a crop that is a function of ``seed``, or without one the centre."""
-    Image = pillow()
-    with Image.open(path) as file:
-        image = file.convert("RGB")
+    Image, image = pillow(), opened(path)
     if seed is None:
-        return np.asarray(_centre(image, size, Image.Resampling.BILINEAR))
-    numbers, (width, height) = random.Random(seed), image.size
-    image = image.crop(random_crop(width, height, numbers)).resize((size, size), Image.Resampling.BILINEAR)
-    if numbers.random() < 0.5:
+        return centre(image, size)
+    crop, flipped = drawn_crop(image.size, seed)
+    image = image.crop(crop).resize((size, size), Image.Resampling.BILINEAR)
+    if flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.asarray(image)
+
+
+def drawn_crop(size: tuple[int, int], seed: int) -> tuple[tuple[int, int, int, int], bool]:
+    """Which part of an image of that width and height is taken, and whether it is flipped."""
+    numbers = random.Random(seed)
+    return random_crop(*size, numbers), numbers.random() < 0.5
 
 
 def random_crop(width: int, height: int, numbers: random.Random) -> tuple[int, int, int, int]:
@@ -37,17 +49,54 @@ def random_crop(width: int, height: int, numbers: random.Random) -> tuple[int, i
     return left, top, left + w, top + h
 
 
-def _centre(image: Any, size: int, resampling: Any) -> Any:
+def centre(image: Any, size: int) -> Bytes:
+    """(size, size, 3) from the middle of an image whose shorter side was scaled to ``size * 256 / 224``."""
     width, height = image.size
     scale = size * 256 / 224 / min(width, height)
     width, height = max(size, round(width * scale)), max(size, round(height * scale))
     left, top = (width - size) // 2, (height - size) // 2
-    return image.resize((width, height), resampling).crop((left, top, left + size, top + size))
+    image = image.resize((width, height), pillow().Resampling.BILINEAR)
+    return np.asarray(image.crop((left, top, left + size, top + size)))
+
+
+def decoded(
+    files: Sequence[File], make: Callable[[str], Made], faults: Faults, workers: int
+) -> Iterator[tuple[File, Made]]:
+    """What ``make`` makes of each file, in their order, by so many threads; files that do not decode go to faults."""
+
+    def tried(file: File) -> Made | Unusable:
+        try:
+            return make(file[0])
+        except Exception as problem:  # pillow has many kinds
+            return Unusable("undecodable image", f"it cannot be read as an image ({problem}): replace it or delete it")
+
+    threads = ThreadPoolExecutor(max(workers, 1))
+    try:
+        for file, made in zip(files, threads.map(tried, files), strict=True):
+            if isinstance(made, Unusable):
+                faults.add(file[0], made)
+            else:
+                yield file, made
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def opened(path: str) -> Any:
+    """The image in its colours."""
+    with pillow().open(path) as file:
+        return file.convert("RGB")
+
+
+def checked(path: str) -> None:
+    """Reads a file to its end, at a small scale where its format allows that."""
+    with pillow().open(path) as file:
+        file.draft("RGB", (1, 1))
+        file.load()
 
 
 def pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as missing:
-        raise ImportError("reading image files needs pillow: pip install pillow") from missing
+        raise ImportError("reading image files needs pillow: pip install 'ssgd[images]'") from missing
     return Image

@@ -13,13 +13,12 @@ from torch import Tensor
 from ssgd.core.noise import mix
 from ssgd.data import batches
 from ssgd.data.augment import normal_table, normalised
-from ssgd.data.crops import pillow
-from ssgd.data.images import held_out as draw_held_out
-from ssgd.data.stream import File, Request, Stream
+from ssgd.data.crops import checked, decoded, pillow
+from ssgd.data.faults import Faults
+from ssgd.data.listing import File, listed
+from ssgd.data.stream import Request, Stream
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
-LAYOUT = "an image folder has train/<class>/*.jpg and val/<class>/*.jpg"
 KEPT = 4  # seeds whose worker processes are kept, for trainings side by side
 
 
@@ -28,7 +27,8 @@ class Folder:
 
     Training images are a random crop (0.08 to 1 of the area, sides 3:4 to 4:3) scaled to ``size`` and flipped half of
     the time; test images have their shorter side scaled to ``size * 256 / 224`` and the centre cut out. A crop is a
-    function of seed, epoch and place in the epoch, so that a training may start at any step.
+    function of seed, epoch and place in the epoch, so that a training may start at any step. A file that cannot be read
+    ends the training when its turn comes; with ``bad="skip"`` all are read once before, and such files left out.
     """
 
     kind = "images"
@@ -46,19 +46,20 @@ class Folder:
         train_limit: int | None = None,
         test_limit: int | None = None,
         held_out: int = 0,
+        bad: str = "raise",
     ) -> None:
         pillow()
-        self.name = Path(root).resolve().name
-        classes, train = _listed(Path(root) / "train")
-        if held_out:
-            held, kept = draw_held_out(len(train), held_out)
-            train, test = [train[i] for i in kept.tolist()], [train[i] for i in held.tolist()]
-        else:
-            test = _test_files(Path(root), classes)
-        self.classes = len(classes)
-        self._train, self._test = _spread(train, train_limit), _spread(test, test_limit)
+        faults = Faults(bad)
+        files = listed(root, faults, train_limit, test_limit, held_out)
+        self.name, self.classes, self.skipped = files.name, len(files.classes), faults.skipped
+        self._train, self._test = files.train, files.test
         self._augment = augment
-        self._workers = _cores() if workers is None else workers
+        self._workers = cores() if workers is None else workers
+        if bad == "skip":
+            self._train, self._test = (
+                [file for file, _ in decoded(part, checked, faults, self._workers)]
+                for part in (self._train, self._test)
+            )
         self._size, self._device = size, torch.device(device)
         self._table = normal_table([255 * m for m in MEAN], [255 * s for s in STD]).to(dtype).to(self._device)
         self._normalised = torch.compile(normalised) if self._device.type == "cuda" else normalised
@@ -118,52 +119,13 @@ class FolderEpoch:
 
 def _request(files: list[File], order: list[int], crops: tuple[int, int] | None, part: slice) -> Request:
     places = range(part.start, part.stop)
-    return [(*files[order[place]], mix(*crops, place, 0xC209) if crops else None) for place in places]
+    return [(*files[order[place]], crop_seed(*crops, place) if crops else None) for place in places]
 
 
-def _listed(folder: Path) -> tuple[list[str], list[File]]:
-    """The names of the class folders, sorted, and all files with the number of their class."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not there: {LAYOUT}")
-    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
-    if not classes:
-        raise ValueError(f"{folder} has no folders in it: {LAYOUT}")
-    files: list[File] = []
-    for label, name in enumerate(classes):
-        found = sorted(
-            os.path.join(where, file)
-            for where, _, inside in os.walk(folder / name)
-            for file in inside
-            if file.lower().endswith(ENDINGS) and not file.startswith(".")
-        )
-        if not found:
-            raise ValueError(f"{folder / name} has no images in it: fill it, or delete it from train/ and val/")
-        files += [(path, label) for path in found]
-    return classes, files
+def crop_seed(seed: int, epoch: int, place: int) -> int:
+    """What the crop at a place of an epoch is drawn from."""
+    return mix(seed, epoch, place, 0xC209)
 
 
-def _test_files(root: Path, classes: list[str]) -> list[File]:
-    folder = root / "val" if (root / "val").is_dir() else root / "test"
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{root} has neither val/ nor test/: {LAYOUT}")
-    found, files = _listed(folder)
-    if found != classes:
-        odd = sorted(set(found) ^ set(classes))
-        raise ValueError(
-            f"{root / 'train'} and {folder} must have the same classes; only one of them has {', '.join(odd[:5])}"
-            + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
-        )
-    return files
-
-
-def _spread(files: list[File], limit: int | None) -> list[File]:
-    """At most ``limit`` files, evenly from all, since the first ones are all of one class."""
-    if limit is None or limit >= len(files):
-        return files
-    if limit < 1:
-        raise ValueError(f"each part of the data needs at least 1 image, not {limit}")
-    return [files[i * len(files) // limit] for i in range(limit)]
-
-
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ssgd.data import batches
 from ssgd.data.augment import augmented, mean_and_std, normal_table, normalised
+from ssgd.data.faults import Skipped
 from ssgd.data.images import ImageSet
 
 BLOCKS = {"cuda": 4096}  # images made at once, by one kernel; elsewhere a batch at a time
@@ -25,6 +26,7 @@ class DeviceImages:
     """
 
     kind = "images"
+    skipped: Sequence[Skipped] = ()  # the files of these sets are whole or refused
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,8 +12,10 @@ from torch import Tensor
 from ssgd.data.cifar import cifar
 from ssgd.data.digits import digit_images
 from ssgd.data.fake import fake_images
+from ssgd.data.faults import Skipped
 from ssgd.data.folder import Folder
 from ssgd.data.images import ImageSet
+from ssgd.data.in_memory import FolderInMemory, fits
 from ssgd.data.mnist import mnist
 from ssgd.data.on_device import DeviceImages
 from ssgd.data.speech import NAMES as SPEECH
@@ -37,6 +39,9 @@ class Source(Protocol):
     kind: str  # of learning: "images", …
     classes: int
     channels: int
+
+    @property
+    def skipped(self) -> Sequence[Skipped]: ...
 
     def steps(self, size: int) -> int: ...
 
@@ -63,13 +68,14 @@ def load(
     bad: str = "raise",
     spec_augment: bool = False,
     normalise: str = "speaker",
-) -> DeviceImages | Folder | TextSource | SpeechSource:
+) -> DeviceImages | Folder | FolderInMemory | TextSource | SpeechSource:
     """One of ``NAMES``, whose files lie in ``folder`` or are downloaded there, or a path with ``train/`` and ``val/``
-    or with three text files, or with manifests of speech (``train.jsonl``, ``test.jsonl``).
+    or with three text files, or with manifests of speech (``train.jsonl``, ``test.jsonl``). Folders of images may lie
+    in ``folder`` too.
 
     ``held_out`` training images take the place of the test set. ``workers`` and ``image_size`` are for paths. ``bad``
-    says what becomes of lines that cannot be read as they are: ``"raise"`` or ``"skip"``. ``spec_augment`` and
-    ``normalise`` are for speech.
+    says what becomes of rows and files that cannot be read as they are: ``"raise"`` ends with the first, ``"skip"``
+    goes on without them and names them in ``skipped``. ``spec_augment`` and ``normalise`` are for speech.
     """
     if name in SPEECH or (name not in NAMES and is_speech(Path(name).expanduser())):
         return load_speech(
@@ -94,13 +100,15 @@ def load(
         if held_out:
             images = images.held_out(held_out)
         return DeviceImages(images.limited(train_limit, test_limit), device, dtype, augment)
-    if not Path(name).expanduser().is_dir():
+    root = next((root for root in (Path(name).expanduser(), data_folder(folder) / name) if root.is_dir()), None)
+    if root is None:
         raise ValueError(
             f"no data set called {name!r}: use {', '.join(NAMES)}, or the path of a folder with train/ and val/ or"
             " with three text files, for train, valid and test"
         )
-    return Folder(
-        Path(name).expanduser(),
+    on_gpu = torch.device(device).type == "cuda"  # elsewhere worker processes cut images as fast
+    return (FolderInMemory if on_gpu and fits(root, image_size) else Folder)(
+        root,
         image_size,
         workers,
         device=device,
@@ -109,6 +117,7 @@ def load(
         train_limit=train_limit,
         test_limit=test_limit,
         held_out=held_out,
+        bad=bad,
     )
 
 

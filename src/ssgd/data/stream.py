@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ssgd.data.crops import read
 
-File = tuple[str, int]  # its path and class
 Request = list[tuple[str, int, int | None]]  # a batch: paths, classes and the seed of each crop; none for the centre
 
 
@@ -85,7 +84,7 @@ class Images(Dataset[Any]):
             try:
                 image[:] = read(path, self.size, seed)
             except Exception as problem:  # pillow has many kinds, and the loader would bury the sentence in its own
-                return f"{path} cannot be read as an image ({problem}): replace it, or take it out of its folder"
+                return f"{path} cannot be read as an image ({problem}): replace it, or use bad='skip' to do without it"
         return torch.from_numpy(images), torch.tensor([label for _, label, _ in request])
 
 

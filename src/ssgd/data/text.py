@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ssgd.core.checks import check_choice
 from ssgd.data import batches
+from ssgd.data.faults import Faults, Skipped, Unusable
 
 END, UNKNOWN = "<eos>", "<unk>"
 PARTS = ("train", "valid", "test")
@@ -22,15 +22,14 @@ TREEBANK = (
 
 @dataclass(frozen=True)
 class Text:
-    """Three parts as numbers of words, each sentence with an ``<eos>`` at its end."""
+    """Three parts as numbers of words, each sentence with an ``<eos>`` at its end; and what was not read as it is."""
 
     name: str
     vocabulary: tuple[str, ...]
     train: Tensor
     valid: Tensor
     test: Tensor
-    unknown_words: int = 0
-    empty_lines: int = 0
+    skipped: Sequence[Skipped] = ()
 
 
 def text(folder: str | Path, name: str | None = None, bad: str = "raise") -> Text:
@@ -38,14 +37,14 @@ def text(folder: str | Path, name: str | None = None, bad: str = "raise") -> Tex
 
     The vocabulary is that of the training file, with ``<eos>``, in order of first use. A word of the others that is not
     in it and a line without words are named with file and line; with ``bad="skip"`` the one is read as ``<unk>``, the
-    other left out, and both are counted.
+    other left out, and both are in ``skipped``.
     """
-    check_choice("bad", bad, ("raise", "skip"))
+    faults = Faults(bad)
     files = [_file(Path(folder), part) for part in PARTS]
-    reader = _Reader(skip=bad == "skip")
+    reader = _Reader(faults)
     train, valid, test = (reader.read(file) for file in files)
     name = Path(folder).resolve().name if name is None else name
-    return Text(name, tuple(reader.numbers), train, valid, test, reader.unknown_words, reader.empty_lines)
+    return Text(name, tuple(reader.numbers), train, valid, test, faults.skipped)
 
 
 def is_text(folder: Path) -> bool:
@@ -86,7 +85,7 @@ class TextSource:
         test_limit: int | None = None,
     ) -> None:
         self.name, self.vocabulary, self.classes = text.name, text.vocabulary, len(text.vocabulary)
-        self.unknown_words, self.empty_lines = text.unknown_words, text.empty_lines
+        self.skipped = text.skipped
         limits = train_limit, test_limit, test_limit
         self._train, self._valid, self._test = (
             Stream(_limited(part, limit).to(device), text.vocabulary.index(END), steps_back)
@@ -161,43 +160,37 @@ class Stream:
 class _Reader:
     """Files into numbers. The first file read is the training text: it makes the vocabulary."""
 
-    def __init__(self, skip: bool) -> None:
+    def __init__(self, faults: Faults) -> None:
         self.numbers = {END: 0}
-        self.unknown_words = self.empty_lines = 0
-        self._skip = skip
+        self._faults = faults
         self._first: Path | None = None
 
     def read(self, file: Path) -> Tensor:
         found: list[int] = []
         for line, words in enumerate(_lines(file), start=1):
+            place = f"{file}:{line}"
             if words:
-                found += [self._number(word, file, line) for word in words]
+                found += [self._number(word, place) for word in words]
                 found.append(0)
-            elif self._skip:
-                self.empty_lines += 1
             else:
-                raise ValueError(f"{file}, line {line} is empty: delete it, or use bad='skip' to leave such lines out")
+                self._faults.add(place, Unusable("empty line", "an empty line: delete it"))
         if not found:
             raise ValueError(f"{file} has no words in it: {LAYOUT}")
         self._first = self._first or file
         return torch.tensor(found)
 
-    def _number(self, word: str, file: Path, line: int) -> int:
+    def _number(self, word: str, place: str) -> int:
         if self._first is None:
             return self.numbers.setdefault(word, len(self.numbers))
         if word in self.numbers:
             return self.numbers[word]
-        if not self._skip:
-            raise ValueError(
-                f"{file}, line {line}: {word!r} is not among the words of {self._first}: "
-                f"write {UNKNOWN} there, or use bad='skip' to have such words read so"
-            )
+        sentence = f"{word!r} is not among the words of {self._first}: write {UNKNOWN} there, as which it is read"
+        self._faults.add(place, Unusable("unknown word", sentence))
         if UNKNOWN not in self.numbers:
             raise ValueError(
-                f"{file}, line {line}: {word!r} cannot be read as {UNKNOWN}, since {self._first} has none: "
+                f"{place}: {word!r} cannot be read as {UNKNOWN}, since {self._first} has none: "
                 f"replace its rare words by {UNKNOWN}"
             )
-        self.unknown_words += 1
         return self.numbers[UNKNOWN]
 
 

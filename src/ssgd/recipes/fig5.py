@@ -1,7 +1,7 @@
 """Figure 5: large batches on four devices, with and without warm restarts.
 
 The batch is divided among the ranks of ``torchrun --nproc-per-node 4``; batch-norm sees one rank's part, as in the
-paper. The learning rate is that of one device, neither scaled nor warmed up.
+paper. The learning rate is that of one device, neither scaled nor warmed up; ``-scaled`` recipes are, as a control.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from .cifar import cifar
 
 BATCHES = (1024, 2048, 4096, 16384)
 METHODS = ("sgd", "sgdr", "ssgd", "ssgdr")
+SCALED = ("sgd", "ssgd")
 LEVEL = 0.5  # not stated for this figure
 
 
@@ -23,3 +24,8 @@ def fig5(method: str, batch: int) -> Recipe:
     if not method.endswith("r"):
         return replace(recipe, method=method)
     return replace(recipe, method=method, phases="10*2", lr=(0.1,), epochs=300)
+
+
+def scaled(method: str, batch: int) -> Recipe:
+    """The same with a rate in proportion to the batch, reached in five epochs."""
+    return replace(fig5(method, batch), name=f"fig5/{method}-scaled/{batch}", lr_for_batch=128, warm_up=5)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..train.recipe import Recipe
-from . import fig3, fig5, table1, table2, table3, table4, table5
+from . import baseline, comparison, fig3, fig5, fig7, level, price, spectra, table1, table2, table3, table4, table5
 from .cifar import cifar10, cifar100
 from .digits import digits
 from .words import words
@@ -39,17 +39,31 @@ def _all() -> dict[str, Callable[[], Recipe]]:
     makers += [partial(table1.table1, data, phases) for data in DATA for phases in table1.PHASES]
     for data in DATA:
         for model, levels in table2.LEVELS.items():
-            makers += [partial(table2.table2, data, model, level) for level in (None, *levels)]
+            makers += [partial(table2.table2, data, model, a) for a in (None, *levels)]
     makers += [partial(table3.table3, depth, method) for depth in (18, 50) for method in ("sgd", "ssgd")]
-    makers += [partial(fig3.fig3, level, part) for part in ("all", "conv", "dense") for level in fig3.LEVELS]
+    makers.append(table3.tiny_imagenet10)
+    makers += [partial(fig3.fig3, a, curve) for curve in fig3.FIG_A1 for a in fig3.LEVELS]
+    makers += [fig3.level_0, fig3.dropout, comparison.dropconnect]
     makers += [partial(fig5.fig5, method, batch) for method in fig5.METHODS for batch in fig5.BATCHES]
+    makers += [partial(fig5.scaled, method, batch) for method in fig5.SCALED for batch in fig5.BATCHES]
+    makers += [partial(fig7.fig7, label) for label in fig7.PHASES]
+    makers += [partial(spectra.wide, label) for label in ("sgd", "ssgd")]
     for place in table4.PLACES:
         for units in (190, 300):
             makers.append(partial(table4.table4, place, units))
             makers.append(partial(table4.table4, place, units, "ssgd", table4.LEVEL))
-    for size, sweep in table5.LEVELS.items():
-        makers += [partial(table5.table5, size, level) for level in (None, *sweep)]
-        makers += [partial(table5.table5, size, level, p) for level in sweep for p in table5.PHASES[size][2:]]
+    for size, sweep in table5.SWEEP.items():
+        makers += [partial(table5.table5, size, a) for a in (None, *sweep)]
+        makers += [partial(table5.table5, size, a, phases) for a in sweep for phases in table5.PHASES[size][2:]]
+    makers += [partial(baseline.baseline, data, decay) for data in DATA for decay in baseline.DECAYS]
+    makers += [level.sgd, *(partial(level.level, law, a) for law in level.LAWS for a in fig3.LEVELS)]
+    for data in DATA:
+        for model in price.MODELS:
+            makers += [partial(price.price, data, model, label) for label in price.CONTENDERS]
+            makers += [partial(price.tune, data, model, label) for label in ("sgd", "halves", "sgd-2x")]
+            makers += [
+                partial(price.tune, data, model, label, a) for label, tried in price.TUNED.items() for a in tried
+            ]
     return {make().name: make for make in makers}
 
 

@@ -1,6 +1,8 @@
-"""Table 3: ImageNet. The folder with train/ and val/ is given by ``data=PATH``."""
+"""Table 3: ImageNet, and ten classes of it; train/ and val/ lie in a folder of that name, or ``data=PATH``."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ..train.recipe import Recipe
 from .cifar import LAW, MOMENTUM
@@ -24,4 +26,17 @@ def table3(depth: int, method: str = "sgd") -> Recipe:
         batch=1024,
         momentum=MOMENTUM,
         weight_decay=1e-4,
+    )
+
+
+def tiny_imagenet10() -> Recipe:
+    """ResNet18 on ten classes of Tiny ImageNet, 5,000 images of 64 × 64; batch and epochs are ours."""
+    return replace(
+        table3(18),
+        name="tiny-imagenet10",
+        data="tiny-imagenet-10",
+        image_size=64,
+        batch=128,
+        lr_for_batch=None,
+        weight_decay=5e-4,
     )

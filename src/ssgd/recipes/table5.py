@@ -11,6 +11,7 @@ from .cifar import LAW
 
 PHASES = {"large": ("55", "55S", "29-26S", "46-9S"), "small": ("50", "50S", "10-40S", "30-20S")}
 LEVELS = {"large": (0.8, 0.9, 1.0), "small": (0.6, 0.7, 0.8)}
+SWEEP = {"large": (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2, 1.4), "small": (0.2, 0.4, 0.6, 0.7, 0.8, 1.0)}
 
 
 def table5(size: str, level: float | None = None, phases: str | None = None) -> Recipe:

@@ -48,6 +48,6 @@ def summary(sums: list[float], part: str, classes: int) -> dict[str, float]:
     """Mean loss and accuracies in percent, from count()'s sums."""
     loss, right, among_five, images = sums
     found = {f"{part}_loss": loss / images, f"{part}_accuracy": 100 * right / images}
-    if classes >= 100:
+    if classes > 5:
         found[f"{part}_top5_accuracy"] = 100 * among_five / images
     return found

@@ -40,14 +40,23 @@ def train(recipe: Recipe, execution: Execution | None = None) -> list[dict[str, 
     return [job.result for job in jobs if job.result is not None]
 
 
-def compare(recipes: Sequence[Recipe], execution: Execution | None = None) -> list[Job]:
-    """Train several recipes, side by side on a GPU. A run that fails does so alone: see its job's ``failure``."""
+def compare(
+    recipes: Sequence[Recipe],
+    execution: Execution | None = None,
+    when_over: Callable[[Job], object] = lambda job: None,
+) -> list[Job]:
+    """Train several recipes, side by side on a GPU. A run that fails does so alone: see its job's ``failure``.
+
+    ``when_over`` is called with each job as it ends, while others go on.
+    """
     execution = execution or Execution()
     with joined(execution.kind) as ranks:
-        return _all_jobs(recipes, execution, ranks)
+        return _all_jobs(recipes, execution, ranks, when_over)
 
 
-def _all_jobs(recipes: Sequence[Recipe], execution: Execution, ranks: Ranks) -> list[Job]:
+def _all_jobs(
+    recipes: Sequence[Recipe], execution: Execution, ranks: Ranks, when_over: Callable[[Job], object]
+) -> list[Job]:
     for recipe in recipes:
         by_first(ranks, partial(check, recipe, execution, ranks))
     precisions = {settled(recipe, execution.kind).precision for recipe in recipes}
@@ -60,12 +69,17 @@ def _all_jobs(recipes: Sequence[Recipe], execution: Execution, ranks: Ranks) -> 
             raise ValueError("two recipes have the same name and would share a folder: give each a name of its own")
         at_once = execution.at_once if execution.kind == "cuda" and not ranks.several else 1
         with stop_on_signal() as stop:
-            drive(jobs, at_once, Sources(execution), progress, stop)
+            drive(jobs, at_once, Sources(execution), progress, stop, when_over)
     return jobs
 
 
 def drive(
-    jobs: Sequence[Job], at_once: int, sources: Sources, progress: Progress, stop: Callable[[], int | None]
+    jobs: Sequence[Job],
+    at_once: int,
+    sources: Sources,
+    progress: Progress,
+    stop: Callable[[], int | None],
+    when_over: Callable[[Job], object] = lambda job: None,
 ) -> None:
     """A step of each live job in turn, until all are over."""
     waiting, live = deque(jobs), deque[Job]()
@@ -82,6 +96,8 @@ def drive(
                     progress.begin(job)
                     if not job.over:
                         live.append(job)
+                if job.over:
+                    when_over(job)
             for job in list(live):
                 with alone(job):
                     job.stop_asked = job.stop_asked or stop() is not None
@@ -89,6 +105,7 @@ def drive(
                 if job.over:
                     live.remove(job)
                     progress.end(job)
+                    when_over(job)
             stopped = all(job.stopped for job in live) if live else bool(waiting) and asked()
             if stopped:
                 raise Stopped(stop() or signal.SIGTERM)  # another rank may have had the signal

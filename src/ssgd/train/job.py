@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..data.faults import Skipped, counts
 from ..data.registry import Source, load
-from ..files import append_line
+from ..files import append_line, write_whole
 from ..methods import registry
+from ..optimizer import SSGD
 from ..safetensors import write_safetensors
 from .checkpoint import Checkpoints
 from .distributed import Ranks, by_first, total
 from .execution import Execution, settled
+from .kinds import figure
 from .recipe import Recipe
 from .run import Run
 from .rundir import RunDir, environment
 
+TOLD = 20  # of what was skipped in the data, at the terminal
 ROUND = 20  # steps after which ranks ask each other whether to stop or to save
 
 
@@ -70,10 +74,13 @@ class Job:
         on_gpu = execution.kind == "cuda"
         one_gpu = on_gpu and not ranks.several
         device = torch.device("cuda", ranks.on_this_host) if on_gpu else torch.device("cpu")
+        source = sources.get(self.recipe, device)
+        if ranks.first:
+            self._note_skipped(source.skipped, sources.untold(source))
         self.run = Run(
             self.recipe,
             self.seed,
-            sources.get(self.recipe, device),
+            source,
             device,
             ranks,
             compiled=one_gpu if execution.compile is None else execution.compile,
@@ -122,11 +129,29 @@ class Job:
 
     def _open(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """The result, if the run is finished; else what its last checkpoint holds, if there is one."""
-        state = self.directory.open(self.recipe.to_json(), environment())
+        state = self.directory.open(self._asked(), environment())
         if state == "finished":
             return self.directory.result(), None
         saved = self.checkpoints.load()
         return None, None if saved is None else saved[1]
+
+    def _asked(self) -> dict[str, Any]:
+        """The recipe, without fields that a run of an earlier version does not know and that change nothing."""
+        asked, plain = self.recipe.to_json(), Recipe().to_json()
+        here = self.directory.recipe() or asked
+        return {key: value for key, value in asked.items() if key in here or value != plain[key]}
+
+    def _note_skipped(self, skipped: Sequence[Skipped], untold: bool) -> None:
+        """All that was skipped in the data goes to a file of the run; the terminal hears of it once."""
+        if not skipped:
+            return
+        file = self.folder / "skipped.jsonl"
+        write_whole(file, "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped).encode())
+        for one in skipped[:TOLD] if untold else ():
+            self.say(f"skipped: {one.place}: {one.sentence}")
+        if untold:
+            told = ", ".join(f"{count} × {kind}" for kind, count in counts(skipped).items())
+            self.say(f"{self.recipe.data}: {len(skipped)} skipped ({told}); all of them are named in {file}")
 
     def _end_epoch(self, run: Run) -> None:
         self.last = row = run.finish_epoch()
@@ -179,7 +204,7 @@ class Job:
             "method": method.name,
             "mode": "split" if method.halves else method.fixed.get("mode", "both"),
             "level": recipe.level,
-            "law": getattr(getattr(run.opt, "law", None), "name", None),
+            "law": _law(run),
             "phases": recipe.phases,
             "weight_decay": recipe.weight_decay,
             "seed": self.seed,
@@ -188,11 +213,27 @@ class Job:
             "seconds": round(seconds, 1),
             **{key: value for part in run.kind.AT_THE_END for key, value in run.evaluate(part).items()},
             **{key: value for key, value in last.items() if key.startswith(run.kind.EVERY_EPOCH)},
+            "skipped": counts(run.source.skipped),
             "device": where["devices"][0] if run.device.type == "cuda" else "cpu",
             "versions": {"ssgd": where["ssgd"], "torch": where["torch"], "python": where["python"]},
             "commit": where["commit"],
             "recipe": recipe.to_json(),
+            "curve": [figure(row) for row in run.history],
+            "curves": _curves(run.history),
         }
+
+
+def _law(run: Run) -> str | None:
+    """Of the noise, also where the last phase has none."""
+    at_the_end = getattr(getattr(run.opt, "law", None), "name", None)
+    noisy = any(registry.get(phase.method).make is SSGD for phase in run.schedule.phases)
+    return run.recipe.law if at_the_end is None and noisy else at_the_end
+
+
+def _curves(history: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """What else was told of each epoch: the loss of its passes, and the validation part where there is one."""
+    names = [name for name in history[-1] if name == "loss" or name.startswith("valid_")]
+    return {name: [None if name not in row else round(row[name], 4) for row in history] for name in names}
 
 
 class Sources:
@@ -201,11 +242,12 @@ class Sources:
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
         self._loaded: dict[tuple[Any, ...], Source] = {}
+        self._told: set[int] = set()
 
     def get(self, recipe: Recipe, device: torch.device) -> Source:
         dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
         limits = recipe.train_limit, recipe.test_limit, recipe.held_out, recipe.image_size
-        key = (recipe.data, dtype, recipe.augment, *limits)
+        key = (recipe.data, dtype, recipe.augment, *limits, recipe.bad, recipe.normalise, recipe.spec_augment)
         if key not in self._loaded:
             self._loaded[key] = load(
                 recipe.data,
@@ -219,5 +261,14 @@ class Sources:
                 download=self.execution.download,
                 workers=self.execution.workers,
                 image_size=recipe.image_size,
+                bad=recipe.bad,
+                normalise=recipe.normalise,
+                spec_augment=recipe.spec_augment,
             )
         return self._loaded[key]
+
+    def untold(self, source: Source) -> bool:
+        """Whether nobody has said yet what was skipped in a source: only the first to ask hears yes."""
+        first = id(source) not in self._told
+        self._told.add(id(source))
+        return first

@@ -12,6 +12,8 @@ from typing import Any
 from ..core.batchnorm import POLICIES
 from ..core.checks import check_choice, check_count
 from ..core.noise import LAWS
+from ..data.faults import BAD
+from ..data.speech.normalisation import NORMALISED
 from ..methods import registry
 from .phases import Schedule, parse
 
@@ -38,6 +40,12 @@ class Recipe:
     """Crop and flip at random."""
     image_size: int = 224
     """Of images read from a folder."""
+    normalise: str = "speaker"
+    """Over what the features of speech are normalised: speaker, global or none."""
+    spec_augment: bool = False
+    """Leave out bands and stretches of the features of speech at random."""
+    bad: str = "raise"
+    """A row or file of the data that cannot be used ends the training (raise) or is left out and counted (skip)."""
 
     method: str = "sgd"
     """A name of ssgd.methods (`ssgd methods`)."""
@@ -99,6 +107,8 @@ class Recipe:
     """A run for each."""
 
     def __post_init__(self) -> None:
+        check_choice("normalise", self.normalise, NORMALISED)
+        check_choice("bad", self.bad, BAD)
         check_choice("law", self.law, tuple(LAWS))
         check_choice("perturb", self.perturb, ("all", "conv", "dense"))
         check_choice("bn_stats", self.bn_stats, POLICIES)

@@ -70,6 +70,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
         on_gpu = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._drawing = torch.cuda.default_generators[device.index or 0].clone_state() if on_gpu else None
         self.sums = torch.zeros(3, device=device)
 
         torch.manual_seed(mix(seed, 0))
@@ -122,9 +123,10 @@ class Run:
                 self.net.reset(len(batch[0]))  # type: ignore[operator]
             if not self._settled:
                 self._settle(batch)
+            self._seed_layers()
             if self._step is None:
                 self._step = self._captured(batch)
-            self._seed_layers()
+                self._seed_layers()
             self._step(*batch)
         self.step_in_epoch += 1
 
@@ -348,10 +350,12 @@ class Run:
     def _seed_layers(self) -> None:
         """Dropout and its like draw from torch's own generators."""
         seed = mix(self.seed, 2, self.position, self.ranks.rank)
-        if self.device.type == "cuda":
-            torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
-        else:
+        if self._drawing is None:
             torch.default_generator.manual_seed(seed)
+        else:  # a state of this run's own: its graph reads the seed while others are setting theirs
+            generator = torch.cuda.default_generators[self.device.index or 0]
+            generator.graphsafe_set_state(self._drawing)
+            generator.manual_seed(seed)
 
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(

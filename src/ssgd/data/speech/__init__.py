@@ -1,5 +1,6 @@
 """Speech: lists of utterances, features, batches, CTC, decoding and error rates."""
 
+from ssgd.data.faults import Faults
 from ssgd.data.speech.alphabet import Alphabet, normalised
 from ssgd.data.speech.ctc import ctc_objective
 from ssgd.data.speech.decoding import beam_search, greedy
@@ -8,7 +9,7 @@ from ssgd.data.speech.load import NAMES, is_speech, load_speech
 from ssgd.data.speech.rates import cer, character_errors, wer, word_errors
 from ssgd.data.speech.source import Corpus, SpeechSource
 from ssgd.data.speech.spec_augment import SpecAugment
-from ssgd.data.speech.utterances import Clip, Faults, Utterance
+from ssgd.data.speech.utterances import Clip, Utterance
 
 __all__ = [
     "NAMES",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ssgd.data.speech.utterances import Unusable
+from ssgd.data.faults import Unusable
 
 CHARACTERS = " 'ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

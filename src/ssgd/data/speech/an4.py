@@ -6,7 +6,8 @@ import re
 from itertools import zip_longest
 from pathlib import Path
 
-from ssgd.data.speech.utterances import Clip, Faults, Unusable, Utterance
+from ssgd.data.faults import Faults, Unusable
+from ssgd.data.speech.utterances import Clip, Utterance
 
 
 def read_an4(folder: str | Path, part: str, faults: Faults) -> list[Utterance]:

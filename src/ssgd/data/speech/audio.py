@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssgd.data.faults import Unusable
 from ssgd.data.speech.sphere import MAGIC, read_sphere
-from ssgd.data.speech.utterances import Clip, Unusable, Utterance
+from ssgd.data.speech.utterances import Clip, Utterance
 
 HUSH = 1e-3  # of full scale, about that of a quiet room; without any, a pause would stand out from all that is heard
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssgd.data.faults import Unusable
 from ssgd.data.speech.deltas import with_deltas
-from ssgd.data.speech.utterances import Unusable, Utterance
+from ssgd.data.speech.utterances import Utterance
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssgd.data.faults import Unusable
 from ssgd.data.speech.alphabet import CHARACTERS
 from ssgd.data.speech.source import Corpus
 from ssgd.data.speech.utterances import Utterance
@@ -32,6 +33,8 @@ class Patterns:
 
     def __call__(self, utterance: Utterance) -> Tensor:
         """Frames (time, features)."""
+        if utterance.clips:
+            raise Unusable("made up", "fake-speech is made up from texts and hears no files: train on recordings")
         patterns = torch.randn(len(CHARACTERS), self.count, generator=torch.Generator().manual_seed(0))
         numbers = torch.Generator().manual_seed(zlib.crc32(utterance.key.encode()))
         characters = torch.tensor([CHARACTERS.index(character) for character in utterance.text])

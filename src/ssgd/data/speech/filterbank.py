@@ -8,9 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ssgd.data.faults import Unusable
 from ssgd.data.speech.audio import samples
 from ssgd.data.speech.deltas import with_deltas
-from ssgd.data.speech.utterances import Unusable, Utterance
+from ssgd.data.speech.utterances import Utterance
 
 
 @dataclass(frozen=True)

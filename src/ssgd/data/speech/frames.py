@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ssgd.data.speech.utterances import Faults, Unusable, Utterance
+from ssgd.data.faults import Faults, Unusable
+from ssgd.data.speech.utterances import Utterance
 
 
 class Features(Protocol):

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ssgd.data.speech.utterances import Clip, Faults, Unusable, Utterance
+from ssgd.data.faults import Faults, Unusable
+from ssgd.data.speech.utterances import Clip, Utterance
 
 NAMES = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
 

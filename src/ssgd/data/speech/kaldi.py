@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ssgd.data.speech.utterances import Clip, Faults, Unusable, Utterance
+from ssgd.data.faults import Faults, Unusable
+from ssgd.data.speech.utterances import Clip, Utterance
 
 Rows = dict[str, tuple[str, str]]  # by key: the place of a row, and the rest of it
 

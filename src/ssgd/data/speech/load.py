@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ssgd.data.faults import Faults, Unusable
 from ssgd.data.speech.an4 import read_an4
 from ssgd.data.speech.audio import read_audio
 from ssgd.data.speech.cepstra import Cepstra
@@ -16,7 +17,7 @@ from ssgd.data.speech.kaldi import read_kaldi
 from ssgd.data.speech.manifest import read_manifest
 from ssgd.data.speech.source import Corpus, SpeechSource
 from ssgd.data.speech.spec_augment import SpecAugment
-from ssgd.data.speech.utterances import Faults, Unusable, Utterance, held_out
+from ssgd.data.speech.utterances import Utterance, held_out
 from ssgd.data.speech.wsj import read_wsj
 
 NAMES = ("an4", "fsdd", "connected-digits", "wsj", "fake-speech")

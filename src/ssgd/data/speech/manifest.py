@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ssgd.data.speech.utterances import Clip, Faults, Unusable, Utterance
+from ssgd.data.faults import Faults, Unusable
+from ssgd.data.speech.utterances import Clip, Utterance
 
 
 def read_manifest(path: str | Path, faults: Faults) -> list[Utterance]:

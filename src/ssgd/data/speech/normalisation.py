@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+NORMALISED = ("speaker", "global", "none")
 LEAST = 1e-3  # the smallest deviation divided by: a feature that does not move stays where it is
 
 

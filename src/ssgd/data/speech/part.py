@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ssgd.data.faults import Faults, Unusable
 from ssgd.data.speech.alphabet import Alphabet
 from ssgd.data.speech.ctc import frames_needed
 from ssgd.data.speech.frames import Features, gathered, padded, padded_from_file
 from ssgd.data.speech.normalisation import by_group
 from ssgd.data.speech.spec_augment import SpecAugment
-from ssgd.data.speech.utterances import Faults, Unusable, Utterance
+from ssgd.data.speech.utterances import Utterance
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]  # features (B, F, T), lengths, targets (B, L), target lengths
 

@@ -9,12 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ssgd.core.checks import check_choice
 from ssgd.data import batches
+from ssgd.data.faults import Faults, Skipped, counts
 from ssgd.data.speech.alphabet import Alphabet
 from ssgd.data.speech.frames import Features
+from ssgd.data.speech.normalisation import NORMALISED, by_group
 from ssgd.data.speech.part import Batch, Loaded, usable
 from ssgd.data.speech.spec_augment import SpecAugment
-from ssgd.data.speech.utterances import Faults, Skipped, Utterance, held_out
+from ssgd.data.speech.utterances import Clip, Utterance, held_out
 
 SPREAD = 0.1  # how far, as a part of its length, an utterance may stray from its place in the order of lengths
 
@@ -62,8 +65,7 @@ class SpeechSource:
         subsampling: int = 2,
         frames_folder: str | Path | None = None,
     ) -> None:
-        if normalise not in ("speaker", "global", "none"):
-            raise ValueError(f"normalise must be 'speaker', 'global' or 'none', not {normalise!r}")
+        check_choice("normalise", normalise, NORMALISED)
         self.name, self.channels, self.alphabet = corpus.name, corpus.features.count, Alphabet()
         self.classes = len(self.alphabet)
         self._faults, self._spec_augment = faults or Faults(), spec_augment
@@ -80,24 +82,32 @@ class SpeechSource:
             for name, utterances in (("train", corpus.train), ("valid", corpus.valid), ("test", corpus.test))
         }
         if not parts["train"].utterances:
-            raise ValueError(f"{corpus.name} has no utterance to train on; left out: {self._faults.counts() or 'none'}")
+            raise ValueError(f"{corpus.name} has no utterance to train on; left out: {counts(self.skipped) or 'none'}")
         self.utterances = {name: part.utterances for name, part in parts.items()}
+        self._features, self._normalise = corpus.features, normalise
+        self._moments = parts["train"].shift_and_scale(normalise)
+        self._device, self._dtype = torch.device(device), dtype
         self._parts = {}
         for name, part in parts.items():
-            shift, scale = parts["train" if normalise == "global" else name].shift_and_scale(normalise)
+            shift, scale = self._moments if name == "train" else part.shift_and_scale(normalise)
             if normalise == "global":
-                shift, scale = (table[:1].expand(len(part.utterances), -1) for table in (shift, scale))
-            self._parts[name] = Loaded(part, shift, scale, torch.device(device), dtype, folder is not None)
+                shift, scale = (table[:1].expand(len(part.utterances), -1) for table in self._moments)
+            self._parts[name] = Loaded(part, shift, scale, self._device, dtype, folder is not None)
 
     @property
     def skipped(self) -> list[Skipped]:
         """The utterances left out, with place, kind of fault and sentence."""
         return self._faults.skipped
 
-    @property
-    def skipped_counts(self) -> dict[str, int]:
-        """How many were left out, by kind of fault."""
-        return self._faults.counts()
+    def heard(self, file: Path) -> tuple[Tensor, Tensor]:
+        """Features (1, F, T) of any file, and their length; it counts as a speaker of its own."""
+        frames = self._features(Utterance(file.stem, "", (Clip(file),)))
+        if self._normalise == "speaker":
+            shift, scale = by_group([""], [frames])
+        else:  # one row of them is as good as another
+            shift, scale = (table[:1] for table in self._moments)
+        x = ((frames - shift) * scale).T[None].to(self._device, self._dtype)
+        return x, torch.tensor([len(frames)], device=self._device)
 
     def steps(self, size: int) -> int:
         """Whole batches of ``size`` in an epoch; the utterances left over, others each time, sit this epoch out."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssgd.data.speech.utterances import Unusable
+from ssgd.data.faults import Unusable
 
 MAGIC = b"NIST_1A\n"
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ssgd.data.speech.utterances import Clip, Faults, Unusable, Utterance
+from ssgd.data.faults import Faults, Unusable
+from ssgd.data.speech.utterances import Clip, Utterance
 
 INDICES = {  # the closed-talk microphone, the largest vocabulary, punctuation not spoken in the tests
     "si284": ("wsj1/doc/indices/si_tr_s.ndx", "wsj0/doc/indices/train/tr_s_wv1.ndx"),

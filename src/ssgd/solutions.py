@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import models
-from ..analysis.task import Task
-from ..safetensors import read_safetensors
-from ..train import checkpoint
-from ..train.execution import Execution
-from ..train.job import Sources
-from ..train.kinds import kind_of
-from ..train.recipe import Recipe
-from ..train.rundir import RunDir
+from . import models
+from .analysis.task import Task
+from .safetensors import read_safetensors
+from .train import checkpoint
+from .train.execution import Execution
+from .train.job import Sources
+from .train.kinds import kind_of
+from .train.recipe import Recipe
+from .train.rundir import RunDir
 
 
 @dataclass(frozen=True)

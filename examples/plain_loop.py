@@ -1,0 +1,40 @@
+"""S-SGD in a plain loop, complete: a small net learns the 8×8 digits that come with the package.
+
+python examples/plain_loop.py --noise 0.2
+"""
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+
+from ssgd import SSGD
+from ssgd.data.digits import digits
+from ssgd.models import build
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--noise", type=float, default=0.2, help="the level ‖n‖ / ‖w‖; 0 is SGD (default: 0.2)")
+parser.add_argument("--epochs", type=int, default=20)
+options = parser.parse_args()
+
+torch.manual_seed(0)
+data = digits(train=1000, seed=0)
+model = build("small-cnn", classes=10, channels=1)
+opt = SSGD(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), noise=options.noise)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, options.epochs)
+
+for _ in range(options.epochs):
+    model.train()
+    for batch in torch.randperm(1000).split(50):
+        x, y = data.train_images[batch], data.train_labels[batch]
+        for point in opt.points():  # +n, then −n
+            with point:
+                F.cross_entropy(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    schedule.step()
+
+model.eval()
+with torch.no_grad():
+    right = (model(data.test_images).argmax(1) == data.test_labels).float().mean()
+print(f"{100 * right:.2f} % of the test digits")

@@ -1,0 +1,67 @@
+"""Reproduce a table or figure of the paper, or one of our own questions; without a name, list them.
+
+Runs that have a row in the results are not made again, and what was cut goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ..train.terminal import ended
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="such as table2, fig3 or price")
+    parser.add_argument(
+        "--scale",
+        choices=("smoke", "small", "paper"),
+        default="paper",
+        help="smoke: embedded data, seconds; small: fewer seeds; paper: all of it (default)",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="instead of the experiment's own")
+    parser.add_argument("--only", metavar="PATTERN", help="runs whose name holds it, such as 'resnet20/*/seed-0'")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most so many runs now")
+    parser.add_argument("--plan", action="store_true", help="say what is missing and what it costs, and stop")
+    parser.add_argument("--out", default="runs", help="the folder that gets a folder for each run (default: runs)")
+    parser.add_argument("--results", default="results", metavar="DIR", help="where rows are kept (default: results)")
+    parser.add_argument("--folder", help="where the data lie; else $SSGD_DATA, else a cache folder")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
+    )
+    parser.add_argument("--at-once", type=int, default=12, metavar="N", help="runs side by side on a GPU (default: 12)")
+    parser.add_argument("--on", choices=("here", "ray"), default="here", help="ray: over a Ray cluster")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    return ended(lambda: work(options))
+
+
+def work(options: argparse.Namespace) -> int:
+    from .. import reproduce
+    from ..reproduce import wording
+    from ..train.execution import Execution
+    from ..train.terminal import speaks
+
+    results = reproduce.Results(options.results)
+    if options.name is None:
+        print(wording.listing(options.scale, results, options.out))
+        return 0
+    experiment = reproduce.get(options.name)
+    execution = Execution(
+        out=options.out, folder=options.folder, device=options.device, at_once=options.at_once, progress=True
+    )
+    chosen = {"seeds": options.seeds, "only": options.only}
+    plan = reproduce.plan(experiment, options.scale, results, options.out, **chosen)
+    if speaks():
+        print(wording.of_plan(plan, results, execution, options.limit), flush=True)
+    if options.plan:
+        return 0
+    failures = reproduce.carry_out(plan, execution, results, limit=options.limit, on=options.on)
+    if speaks():
+        after = reproduce.plan(experiment, options.scale, results, options.out, **chosen)
+        print(wording.outcome(after, results))
+    for name, sentence in failures.items():
+        print(f"{name} failed: {sentence}", file=sys.stderr)
+    return int(bool(failures))

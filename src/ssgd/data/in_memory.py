@@ -1,0 +1,180 @@
+"""Folders of images that fit into memory: decoded once, kept on the device, cut there for every batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssgd.data import batches
+from ssgd.data.augment import normal_table, normalised
+from ssgd.data.crops import Bytes, centre, decoded, drawn_crop, opened, pillow
+from ssgd.data.faults import Faults
+from ssgd.data.folder import MEAN, STD, cores, crop_seed
+from ssgd.data.listing import ENDINGS, File, listed
+from ssgd.data.resize import cut
+
+LIMIT = 2 << 30  # bytes that may be kept
+KEPT = 24  # epochs kept, for trainings side by side, which may be at different ones
+
+
+def fits(root: str | Path, size: int) -> bool:
+    """Whether all images of a folder, whole and cut to ``size``, can be kept; a large folder is not gone through."""
+    most = LIMIT // (3 * size**2)
+    paths = list(islice(_images(root), most + 1))
+    if len(paths) > most:
+        return False
+    width, height = map(max, zip(*map(_size, paths), strict=True)) if paths else (0, 0)
+    return 3 * len(paths) * (width * height + size**2) <= LIMIT
+
+
+class FolderInMemory:
+    """Batches of an image folder: those of Folder, which reads its files anew in every epoch.
+
+    A file that does not decode ends the loading, or with ``bad="skip"`` is left out.
+    """
+
+    kind = "images"
+    channels = 3
+
+    def __init__(
+        self,
+        root: str | Path,
+        size: int = 224,
+        workers: int | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        augment: bool = True,
+        train_limit: int | None = None,
+        test_limit: int | None = None,
+        held_out: int = 0,
+        bad: str = "raise",
+    ) -> None:
+        faults, workers = Faults(bad), cores() if workers is None else workers
+        files = listed(root, faults, train_limit, test_limit, held_out)
+        device = torch.device(device)
+        self.name, self.classes, self.skipped = files.name, len(files.classes), faults.skipped
+        self._table = normal_table([255 * m for m in MEAN], [255 * s for s in STD]).to(dtype).to(device)
+        whole: list[Bytes] | None = [] if augment else None
+        self._train = _centres(files.train, size, faults, workers, device, whole)
+        self._test = _centres(files.test, size, faults, workers, device)
+        self._crops = None if whole is None else Crops(whole, size, device)
+        self._epochs: dict[tuple[int, int], Epoch] = {}
+
+    def steps(self, size: int) -> int:
+        """Whole batches of ``size`` in an epoch; the images left over sit this epoch out."""
+        return batches.whole_batches(len(self._train[1]), size)
+
+    def epoch(self, seed: int, number: int) -> Epoch:
+        """Epoch ``number`` of seed ``seed``; trainings that ask for the same one share it."""
+        epoch = self._epochs.pop((seed, number), None)
+        if epoch is None:
+            epoch = Epoch(*self._train, self._crops, self._table, seed, number)
+        self._epochs[seed, number] = epoch
+        if len(self._epochs) > KEPT:
+            del self._epochs[next(iter(self._epochs))]
+        return epoch
+
+    def test_batches(self, size: int = 256, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """All test images in order; each rank has its share."""
+        return self._in_order(*self._test, size, rank, ranks)
+
+    def clean_train_batches(self, size: int = 256, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """All training images in order, cut like test images; each rank has its share."""
+        return self._in_order(*self._train, size, rank, ranks)
+
+    def _in_order(
+        self, images: Tensor, labels: Tensor, size: int, rank: int, ranks: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        parts = batches.in_order(len(labels), size, rank, ranks)
+        return ((normalised(images[part], self._table), labels[part]) for part in parts)
+
+
+class Crops:
+    """Training images as they are, and random parts of them."""
+
+    def __init__(self, whole: list[Bytes], size: int, device: torch.device) -> None:
+        self._sizes = [(image.shape[1], image.shape[0]) for image in whole]
+        width, height = map(max, zip(*self._sizes, strict=True))
+        self._images = torch.zeros(len(whole), height, width, 3, dtype=torch.uint8)
+        for place, image in zip(self._images, whole, strict=True):
+            place[: image.shape[0], : image.shape[1]] = torch.from_numpy(image)
+        self._images, self._size = self._images.to(device), size
+
+    def __call__(self, chosen: Tensor, seeds: list[int]) -> Tensor:
+        """(B, size, size, 3): of each chosen image the part that its seed says."""
+        drawn = [drawn_crop(self._sizes[i], seed) for i, seed in zip(chosen.tolist(), seeds, strict=True)]
+        device = self._images.device
+        parts, flips = torch.tensor([part for part, _ in drawn]), torch.tensor([flip for _, flip in drawn])
+        return cut(self._images[chosen.to(device)], parts.to(device), flips.to(device), self._size)
+
+
+class Epoch:
+    """The training images once, in an order of their own, each with a crop of its own."""
+
+    def __init__(
+        self, centres: Tensor, labels: Tensor, crops: Crops | None, table: Tensor, seed: int, number: int
+    ) -> None:
+        self._centres, self._labels, self._crops, self._table = centres, labels, crops, table
+        self._order = torch.randperm(len(labels), generator=batches.generator(seed, number))
+        self._seed = partial(crop_seed, seed, number)
+        self._made: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
+
+    def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
+        """Images and labels of batch ``step``; of its ``size`` images rank r takes the r-th of equal parts."""
+        key = step, size, rank, ranks
+        if key not in self._made:
+            part = batches.part_of_batch(len(self._order), step, size, rank, ranks)
+            chosen = self._order[part]
+            if self._crops is None:
+                images = self._centres[chosen.to(self._centres.device)]
+            else:
+                images = self._crops(chosen, [self._seed(place) for place in range(part.start, part.stop)])
+            self._made = {key: (normalised(images, self._table), self._labels[chosen.to(self._labels.device)])}
+        return self._made[key]
+
+
+def _centres(
+    files: list[File],
+    size: int,
+    faults: Faults,
+    workers: int,
+    device: torch.device,
+    whole: list[Bytes] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The images cut like test images, and their labels; ``whole`` gets them as they are."""
+
+    def made(path: str) -> tuple[Bytes | None, Bytes]:
+        image = opened(path)
+        return None if whole is None else np.array(image), centre(image, size)
+
+    cuts, labels = [], []
+    for (_, label), (image, middle) in decoded(files, made, faults, workers):
+        cuts.append(torch.from_numpy(middle.copy()))
+        labels.append(label)
+        if whole is not None and image is not None:
+            whole.append(image)
+    if not cuts:
+        raise ValueError(f"none of {len(files)} images can be read: {files[0][0]} is the first")
+    return torch.stack(cuts).to(device), torch.tensor(labels, device=device)
+
+
+def _images(root: str | Path) -> Iterator[str]:
+    for where, _, inside in os.walk(root):
+        yield from (os.path.join(where, file) for file in inside if file.lower().endswith(ENDINGS))
+
+
+def _size(path: str) -> tuple[int, int]:
+    try:
+        with pillow().open(path) as file:
+            width, height = file.size
+            return width, height
+    except OSError:  # named when it is to be read
+        return 0, 0

@@ -1,0 +1,105 @@
+"""Which image files a folder has, of which classes: ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssgd.data.faults import Faults, Unusable
+from ssgd.data.images import held_out as draw_held_out
+
+File = tuple[str, int]  # its path and class
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
+LAYOUT = "an image folder has train/<class>/*.jpg and val/<class>/*.jpg"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The names of the classes, and the files of both parts."""
+
+    name: str
+    classes: list[str]
+    train: list[File]
+    test: list[File]
+
+
+def listed(
+    root: str | Path,
+    faults: Faults,
+    train_limit: int | None = None,
+    test_limit: int | None = None,
+    held_out: int = 0,
+) -> Listing:
+    """The files of ``root``; ``held_out`` training files take the place of the test files, limits come last."""
+    root = Path(root)
+    classes, train = _by_folder(root / "train")
+    if held_out:
+        held, kept = draw_held_out(len(train), held_out)
+        train, test = [train[i] for i in kept.tolist()], [train[i] for i in held.tolist()]
+    else:
+        test = _test_files(root, classes, faults)
+    return Listing(root.resolve().name, classes, _spread(train, train_limit), _spread(test, test_limit))
+
+
+def _by_folder(folder: Path) -> tuple[list[str], list[File]]:
+    """The names of the class folders, sorted, and all files with the number of their class."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not there: {LAYOUT}")
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    if not classes:
+        raise ValueError(f"{folder} has no folders in it: {LAYOUT}")
+    files: list[File] = []
+    for label, name in enumerate(classes):
+        found = sorted(
+            os.path.join(where, file)
+            for where, _, inside in os.walk(folder / name)
+            for file in inside
+            if file.lower().endswith(ENDINGS) and not file.startswith(".")
+        )
+        if not found:
+            raise ValueError(f"{folder / name} has no images in it: fill it, or delete it from train/ and val/")
+        files += [(path, label) for path in found]
+    return classes, files
+
+
+def _test_files(root: Path, classes: list[str], faults: Faults) -> list[File]:
+    folder = root / "val" if (root / "val").is_dir() else root / "test"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{root} has neither val/ nor test/: {LAYOUT}")
+    for labels in (root / f"{folder.name}.txt", folder / "val_annotations.txt"):
+        if labels.is_file():
+            return _by_label_file(labels, folder, classes, faults)
+    found, files = _by_folder(folder)
+    if found != classes:
+        odd = sorted(set(found) ^ set(classes))
+        raise ValueError(
+            f"{root / 'train'} and {folder} must have the same classes; only one of them has {', '.join(odd[:5])}"
+            + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
+        )
+    return files
+
+
+def _by_label_file(labels: Path, folder: Path, classes: list[str], faults: Faults) -> list[File]:
+    """A row a file: its name and its class, by the name of the class or by its number in their order."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    numbers = {str(number): number for number in numbers.values()} | numbers
+    inside = folder / "images" if (folder / "images").is_dir() else folder  # Tiny ImageNet's
+    files = []
+    for row, line in enumerate(labels.read_text(encoding="utf-8").splitlines(), 1):
+        words = line.split()
+        if len(words) < 2 or words[1] not in numbers:
+            sentence = f"{line!r} is not a file and its class: write one of {folder.parent / 'train'} behind the file"
+            faults.add(f"{labels}:{row}", Unusable("broken row", sentence))
+        else:
+            files.append((str(inside / words[0]), numbers[words[1]]))
+    return files
+
+
+def _spread(files: list[File], limit: int | None) -> list[File]:
+    """At most ``limit`` files, evenly from all, since the first ones are all of one class."""
+    if limit is None or limit >= len(files):
+        return files
+    if limit < 1:
+        raise ValueError(f"each part of the data needs at least 1 image, not {limit}")
+    return [files[i * len(files) // limit] for i in range(limit)]

@@ -1,0 +1,20 @@
+"""What is the paper's noise level: the ratio of norms, or the peak of uniform noise in units of the rms?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..train.recipe import Recipe
+from .fig3 import fig3, level_0
+
+LAWS = ("sphere", "uniform")
+
+
+def level(law: str, a: float) -> Recipe:
+    """ResNet20 on CIFAR-100, S-SGD at level ``a`` of that law."""
+    return replace(fig3(a), name=f"level/{law}/{a:g}", law=law, seeds=(0, 1, 2))
+
+
+def sgd() -> Recipe:
+    """Level 0."""
+    return replace(level_0(), name="level/sgd", seeds=(0, 1, 2))

@@ -1,0 +1,36 @@
+"""When two recipes are the same training, whatever they are called."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+from ..core.noisy import Noisy
+from ..methods import registry
+from ..train.phases import Phase
+from ..train.recipe import Recipe
+
+ASIDE = ("name", "seeds", "precision", "evaluate_every")  # looking more often changes nothing
+IN_THE_SCHEDULE = ("method", "level", "phases", "lr", "epochs", "anneal", "warm_up", "lr_for_batch")
+OF_NOISE = ("law", "perturb", "bn_stats", "per_rank")
+
+
+def identity(recipe: Recipe) -> str:
+    """What decides the result but for seed and precision, which a recipe may leave to the machine."""
+    schedule = recipe.schedule
+    phases = [asdict(_settled(phase)) for phase in schedule.phases]
+    aside = {*ASIDE, *IN_THE_SCHEDULE, *(() if any(map(_noisy, schedule.phases)) else OF_NOISE)}
+    rest = {key: value for key, value in recipe.to_json().items() if key not in aside}
+    return json.dumps({**rest, "phases": phases, "warm_up": schedule.warm_up, "peak": schedule.peak}, sort_keys=True)
+
+
+def _settled(phase: Phase) -> Phase:
+    """With the method's own level where none is given, and none where it has none."""
+    settings = registry.get(phase.method).settings
+    default = settings[0].default if settings else None
+    return replace(phase, level=phase.level if settings and phase.level is not None else default)
+
+
+def _noisy(phase: Phase) -> bool:
+    make = registry.get(phase.method).make
+    return isinstance(make, type) and issubclass(make, Noisy)

@@ -1,0 +1,67 @@
+"""Runs as tasks of a Ray cluster: each has a share of a GPU, or a core, and is tried again when its node dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..train.engine import Stopped
+from ..train.execution import Execution
+from ..train.recipe import Recipe
+from ..train.terminal import explained
+from .running import Ended, train_here
+
+TRIES = 4  # after the first
+
+
+def train_on_ray(
+    recipes: Sequence[Recipe], stem: Recipe | None, execution: Execution, over: Callable[[Ended], None]
+) -> None:
+    """A task for each run; what comes back goes to ``over``, here and nowhere else.
+
+    ``execution.out`` must be a folder that all nodes see: a run that is tried again goes on from its checkpoint there.
+    """
+    try:
+        ray: Any = import_module("ray")
+    except ImportError:
+        raise ImportError("--on ray needs Ray: pip install 'ssgd[ray]'") from None
+    started = not ray.is_initialized()
+    if started:
+        ray.init(log_to_driver=False)
+    try:
+        gpus = execution.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+        share = {"num_gpus": 1 / execution.at_once, "num_cpus": 0} if gpus else {"num_cpus": 1}
+        task = ray.remote(**share, max_retries=TRIES, retry_exceptions=[Stopped])(_train)
+        at_once = execution.at_once if gpus else 1
+        out = str(Path(execution.out).expanduser().absolute())  # a worker stands elsewhere
+        fields = {**asdict(execution), "out": out, "device": "cuda" if gpus else "cpu", "progress": False}
+        tasks = {task.remote(recipe, stem, fields, at_once): recipe for recipe in recipes}
+        waiting = list(tasks)
+        while waiting:
+            (ready,), waiting = ray.wait(waiting)
+            try:
+                ended = ray.get(ready)
+            except ray.exceptions.RayError as problem:
+                recipe = tasks[ready]
+                ended = {"name": f"{recipe.name}/seed-{recipe.seeds[0]}", "failure": _why(problem)}
+            over(ended)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _train(recipe: Recipe, stem: Recipe | None, fields: dict[str, Any], at_once: int) -> Ended:
+    """On the node: one run, in the folder that all see."""
+    ended: list[Ended] = []
+    train_here([recipe], stem, replace(Execution(), **fields), ended.append)
+    return {**ended[0], "at_once": at_once}
+
+
+def _why(problem: Exception) -> str:
+    cause = getattr(problem, "cause", None)
+    if isinstance(cause, BaseException):  # raised by the run itself
+        return explained(cause)
+    return f"Ray lost it {TRIES + 1} times ({type(problem).__name__}): see to the nodes, then give the command again"

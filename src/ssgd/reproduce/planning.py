@@ -1,0 +1,163 @@
+"""What an experiment still needs: which runs, what they cost, and how long they may take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from ..core.checks import check_choice
+from ..train.execution import Execution
+from ..train.recipe import Recipe
+from .experiment import SCALES, Experiment
+from .identity import identity
+from .rows import Results, Row
+
+SAMPLES = {  # of an epoch: images, words, utterances
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "imagenet": 1_281_167,
+    "digits": 1_000,
+    "ptb": 929_589,
+    "fake-text": 6_000,
+    "wsj": 37_416,
+    "an4": 848,
+    "connected-digits": 2_000,
+    "fake-speech": 96,
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run: a recipe with one seed, and its row if it has been made."""
+
+    recipe: Recipe
+    row: Row | None
+    folder: Path  # where its weights lie, or will
+    to_do: bool
+
+    @property
+    def seed(self) -> int:
+        return self.recipe.seeds[0]
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe.name}/seed-{self.seed}"
+
+    @property
+    def label(self) -> str:
+        """The last part of the recipe's name."""
+        return self.recipe.name.rpartition("/")[2]
+
+    @property
+    def passes(self) -> float:
+        """Forward and backward, over all the data."""
+        return self.recipe.schedule.passes
+
+    @property
+    def work(self) -> float | None:
+        """Samples passed forward and backward, where the size of the data is known."""
+        return _work(self.passes, self.recipe.to_json())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of an experiment at a scale, those that are equal only once."""
+
+    experiment: Experiment
+    scale: str
+    runs: tuple[Planned, ...]
+    pictures: Mapping[str, Path]  # that are missing: results without their suffix, by name
+
+    @property
+    def to_do(self) -> tuple[Planned, ...]:
+        return tuple(run for run in self.runs if run.to_do)
+
+
+def plan(
+    experiment: Experiment,
+    scale: str,
+    results: Results,
+    out: str | Path = Execution.out,
+    *,
+    seeds: Sequence[int] | None = None,
+    only: str | None = None,
+) -> Plan:
+    """What there is and what is missing.
+
+    A run is done when any row of the results is of the same training and seed. Where a picture is still to be made
+    from its weights, they must lie below ``out`` too.
+    """
+    check_choice("scale", scale, SCALES)
+    pictures = _pictures(experiment, scale, results.folder)
+    found: dict[tuple[str, str, int], Planned] = {}
+    for recipe in _one_seed_each(experiment.recipes(scale), seeds):
+        seed = recipe.seeds[0]
+        row = results.find(recipe, seed, experiment.curves)
+        folder = _folder(recipe, None if experiment.stem else row, out)
+        run = Planned(recipe, row, folder, row is None or (bool(pictures) and not _weights(folder)))
+        if only is None or fnmatchcase(run.name, f"*{only}*"):
+            found.setdefault((identity(recipe), recipe.precision, seed), run)
+    return Plan(experiment, scale, tuple(found.values()), pictures)
+
+
+def expected_seconds(runs: Iterable[Planned], rows: Iterable[Row], device: str, at_once: int) -> tuple[float, set[str]]:
+    """How long the runs may take on a device, by finished rows of the same nets there; and the nets that have none.
+
+    A row's seconds are those of a run among others: as many as it says, or as many as now.
+    """
+    rates = defaultdict(list)
+    for row in rows:
+        work = _work(row["passes"], row["recipe"]) if row.get("recipe") else None
+        if work and row["device"] == device:
+            rates[row["model"]].append(row["seconds"] / row.get("at_once", at_once) / work)
+    seconds, unknown = 0.0, set()
+    for run in runs:
+        if run.work is None or run.recipe.model not in rates:
+            unknown.add(run.recipe.model)
+        else:
+            seconds += mean(rates[run.recipe.model]) * run.work
+    return seconds, unknown
+
+
+def _one_seed_each(recipes: Sequence[Recipe], seeds: Sequence[int] | None) -> Iterable[Recipe]:
+    """Seed by seed, so that what is to be compared is done together."""
+    wanted = dict.fromkeys(seed for recipe in recipes for seed in (seeds or recipe.seeds))
+    for seed in wanted:
+        for recipe in recipes:
+            if seed in (seeds or recipe.seeds):
+                yield replace(recipe, seeds=(seed,))
+
+
+def _folder(recipe: Recipe, row: Row | None, out: str | Path) -> Path:
+    """The run's own, or that of an equal run under another name which has left its weights."""
+    (seed,) = recipe.seeds
+    own = Execution(out=str(out)).place(recipe, seed)
+    if row is None or _weights(own):
+        return own
+    others = Execution(out=str(out)).place(replace(recipe, name=row["experiment"]), seed)
+    return others if _weights(others) else own
+
+
+def _weights(folder: Path) -> bool:
+    return (folder / "weights.safetensors").exists()
+
+
+def _pictures(experiment: Experiment, scale: str, results: Path) -> dict[str, Path]:
+    picture = experiment.picture
+    if picture is None:
+        return {}
+    folder = results / picture.folder / ("smoke" if scale == "smoke" else "")
+    names = list(picture.of) if picture.kind == "spectrum" else [picture.kind]
+    return {name: folder / name for name in names if not (folder / f"{name}.npz").exists()}
+
+
+def _work(passes: float, recipe: Mapping[str, Any]) -> float | None:
+    samples = SAMPLES.get(recipe.get("data", ""))
+    if samples is None:
+        return None
+    return passes * float(min(samples - recipe.get("held_out", 0), recipe.get("train_limit") or samples))

@@ -1,0 +1,100 @@
+"""What a plan lacks: runs here or on a Ray cluster, a row for each as it ends, and the picture last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..core.checks import check_count
+from ..train.engine import compare
+from ..train.execution import Execution, settled
+from ..train.job import Job
+from ..train.recipe import Recipe
+from ..train.terminal import explained, speaks
+from .branch import branch
+from .pictures import draw
+from .planning import Plan
+from .rows import Results
+
+Ended = dict[str, Any]  # name, and either result and at_once or failure
+Over = Callable[[Ended], None]
+
+
+def carry_out(
+    plan: Plan, execution: Execution, results: Results, *, limit: int | None = None, on: str = "here"
+) -> dict[str, str]:
+    """Runs what is missing, at most ``limit`` runs. Returns what went wrong, by the name of the run.
+
+    A run that fails does so alone. Called again, it goes on where it was cut.
+    """
+    if limit is not None:
+        check_count("limit", limit)
+    failures: dict[str, str] = {}
+    chosen = {run.name: run for run in plan.to_do[:limit]}
+
+    def over(ended: Ended) -> None:
+        if "failure" in ended:
+            failures[ended["name"]] = ended["failure"]
+            return
+        run = chosen[ended["name"]]
+        if results.find(run.recipe, run.seed, plan.experiment.curves) is None:
+            row = {**ended["result"], "scale": plan.scale, "at_once": ended["at_once"]}
+            results.append(plan.experiment.name, row)
+
+    for stem, recipes in _stages(plan, [run.recipe for run in chosen.values()]):
+        if on == "ray":
+            from .on_ray import train_on_ray
+
+            train_on_ray(recipes, stem, execution, over)
+        else:
+            train_here(recipes, stem, execution, over)
+    if "RANK" not in os.environ:  # one process makes a picture: the same command without torchrun
+        draw(plan, execution)
+    return failures
+
+
+def train_here(recipes: Sequence[Recipe], stem: Recipe | None, execution: Execution, over: Over) -> None:
+    """Side by side on a GPU; a process trains in one precision at a time."""
+    alike: dict[str, list[Recipe]] = {}
+    for recipe in recipes:
+        alike.setdefault(settled(recipe, execution.kind).precision, []).append(recipe)
+    for group in alike.values():
+        ready = [recipe for recipe in group if _branched(recipe, stem, execution, over)]
+        at_once = min(execution.at_once, len(ready)) if execution.kind == "cuda" else 1
+
+        def told(job: Job, at_once: int = at_once) -> None:
+            if not job.ranks.first:
+                return
+            if job.failure is not None:
+                over({"name": job.label, "failure": explained(job.failure)})
+            else:
+                over({"name": job.label, "result": job.result, "at_once": at_once})
+
+        if ready:
+            compare(ready, execution, told)
+
+
+def _stages(plan: Plan, recipes: list[Recipe]) -> list[tuple[Recipe | None, list[Recipe]]]:
+    """What can be trained together, with what it goes on from."""
+    label = plan.experiment.stem
+    stages: list[tuple[Recipe | None, list[Recipe]]] = [(None, recipes)]
+    if label is not None:
+        stem = next(recipe for recipe in plan.experiment.recipes(plan.scale) if recipe.name.endswith(f"/{label}"))
+        first = [recipe for recipe in recipes if recipe.name == stem.name]
+        stages = [(None, first), (stem, [recipe for recipe in recipes if recipe.name != stem.name])]
+    return [stage for stage in stages if stage[1]]
+
+
+def _branched(recipe: Recipe, stem: Recipe | None, execution: Execution, over: Over) -> bool:
+    if stem is None or not speaks():
+        return True
+    try:
+        branch(replace(stem, seeds=recipe.seeds), recipe, execution)
+    except (ValueError, OSError) as problem:
+        if "RANK" in os.environ:  # the other ranks would train what this one leaves out
+            raise
+        over({"name": f"{recipe.name}/seed-{recipe.seeds[0]}", "failure": explained(problem)})
+        return False
+    return True

@@ -1,0 +1,121 @@
+"""Plans and outcomes in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+
+from ..train.execution import Execution
+from ..train.kinds import figure
+from .catalogue import EXPERIMENTS
+from .experiment import Experiment
+from .planning import Plan, Planned, expected_seconds, plan
+from .rows import Results
+
+
+def listing(scale: str, results: Results, out: str | Path) -> str:
+    """Every experiment on a line, with how many of its runs are done."""
+    rows = [("name", "where", f"runs done ({scale})", "what it shows")]
+    for experiment in EXPERIMENTS.values():
+        found = plan(experiment, scale, results, out)
+        done = sum(run.row is not None for run in found.runs)
+        rows.append((experiment.name, experiment.part, f"{done} of {len(found.runs)}", experiment.title))
+    return _table(rows)
+
+
+def of_plan(plan: Plan, results: Results, execution: Execution, limit: int | None = None) -> str:
+    """What there is to do and what it costs."""
+    experiment, todo = plan.experiment, plan.to_do
+    lines = [f"{experiment.name} ({experiment.part}): {experiment.title}", f"scale {plan.scale}: {_size(plan)}"]
+    if experiment.note:
+        lines.append(f"note: {experiment.note}")
+    if results.skipped:
+        lines.append(f"note: {len(results.skipped)} lines of the results cannot be read ({results.skipped[0]} first)")
+    lines.append(f"{len(plan.runs)} runs, {len(plan.runs) - len(todo)} done, {len(todo)} to do")
+    if limit is not None and limit < len(todo):
+        todo = todo[:limit]
+        lines[-1] += f", {limit} of them now"
+    if todo:
+        lines += [f"cost: {_cost(todo)}", f"expected time: {_time(todo, results, execution)}"]
+    if plan.pictures:
+        what = experiment.picture.kind if experiment.picture else ""
+        lines.append(f"then the {what} from the solutions: {', '.join(f'{p}.npz' for p in plan.pictures.values())}")
+    return "\n".join(lines)
+
+
+def outcome(plan: Plan, results: Results) -> str:
+    """The last epoch's test figure over the seeds of each recipe that has rows."""
+    head = ("recipe", "seeds", "test", "passes")
+    rows: list[tuple[str, ...]] = [head]
+    for name in dict.fromkeys(run.recipe.name for run in plan.runs):
+        mine = [run for run in plan.runs if run.recipe.name == name]
+        values = [value for run in mine if run.row is not None and (value := figure(run.row)) is not None]
+        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+        test = f"{mean(values):.2f}{spread}" if values else "–"
+        rows.append((name, f"{len(values)} of {len(mine)}", test, f"{mine[0].passes:g}"))
+    kept = results.folder / f"{plan.experiment.name}.jsonl"
+    lacking = [f"runs: {len(plan.to_do)}"] if plan.to_do else []
+    lacking += [f"{path}.npz" for path in plan.pictures.values()]
+    missing = f"still missing: {', '.join(lacking)}" if lacking else "nothing is missing"
+    return f"{_table(rows)}\n{missing}; new rows go to {kept}"
+
+
+def _size(plan: Plan) -> str:
+    """In what it is less than the paper's."""
+    if plan.scale == "smoke":
+        return "embedded data, tiny nets, an epoch a phase; no figure of it means anything"
+    of_paper, here = (_extent(plan.experiment, scale) for scale in ("paper", plan.scale))
+    if plan.scale == "paper":
+        return ", ".join(here)
+    told = (
+        mine + (f" (the paper's: {full})" if mine != full else "") for mine, full in zip(here, of_paper, strict=True)
+    )
+    return ", ".join(told)
+
+
+def _extent(experiment: Experiment, scale: str) -> tuple[str, str, str]:
+    recipes = experiment.recipes(scale)
+    counts = {len(recipe.seeds) for recipe in recipes}
+    epochs = {recipe.schedule.epochs for recipe in recipes}
+    return _counted({len(recipes)}, "recipe"), _counted(counts, "seed"), _counted(epochs, "epoch")
+
+
+def _counted(numbers: set[int], what: str) -> str:
+    low, high = min(numbers), max(numbers)
+    many = "s" if high > 1 else ""
+    return f"{low} {what}{many}" if low == high else f"{low} to {high} {what}{many}"
+
+
+def _cost(runs: Sequence[Planned]) -> str:
+    passes = f"{sum(run.passes for run in runs):,.0f} passes over the data"
+    works = [run.work for run in runs]
+    known = [work for work in works if work is not None]
+    beyond = "" if len(known) == len(works) else ", and those of data whose size is not known"
+    return f"{passes}, {sum(known):.3g} samples forward and backward{beyond}"
+
+
+def _time(runs: Sequence[Planned], results: Results, execution: Execution) -> str:
+    cuda = execution.kind == "cuda"
+    device = torch.cuda.get_device_name() if cuda else "cpu"
+    at_once = min(execution.at_once, len(runs)) if cuda else 1
+    seconds, unknown = expected_seconds(runs, results.rows, device, at_once)
+    where = f"on {device}" + (f", {at_once} side by side" if at_once > 1 else "")
+    if not seconds:
+        return f"not known: no finished row {where} is of {' or '.join(sorted(unknown))}"
+    rest = f"; not known for {', '.join(sorted(unknown))}, of which there is no row" if unknown else ""
+    return f"about {_duration(seconds)} {where}, by the rows there are{rest}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

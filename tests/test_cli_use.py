@@ -1,0 +1,65 @@
+"""Commands that use what was trained: a language model writes, a speech model listens."""
+
+import json
+import re
+
+import pytest
+
+from ssgd.cli.main import main
+
+from .speech_files import sound, write_wav
+
+QUICK = ["phases=1", "device=cpu", "progress=false"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A language model and a speech model, hardly trained."""
+    folder = tmp_path_factory.mktemp("runs")
+    for i in range(4):
+        write_wav(folder / "data" / f"{i}.wav", sound(0.6, seed=i))
+    rows = "\n".join(json.dumps({"audio": f"{i}.wav", "text": "yes", "speaker": str(i)}) for i in range(4))
+    for part in ("train", "test"):
+        (folder / "data" / f"{part}.jsonl").write_text(rows)
+    assert main(["train", "words", *QUICK, "lr=1", f"out={folder}"]) == 0
+    assert main(["train", "utterances", *QUICK, f"data={folder}/data", "batch=2", "lr=0.01", f"out={folder}"]) == 0
+    return folder
+
+
+def said(capsys, *words):
+    assert main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_language_model_writes(runs, capsys):
+    run = runs / "words" / "seed-0"
+    first = said(capsys, "sample", run, "--words", "w2 w3", "--length", 12)
+    assert first.startswith("w2 w3") and 2 <= len(first.split()) <= 14  # ends of sentences are lines
+    assert all(re.fullmatch(r"w\d+|<unk>", word) for word in first.split())
+    assert first == said(capsys, "sample", run / "weights.safetensors", "--words", "w2 w3", "--length", 12)
+    assert first != said(capsys, "sample", run, "--words", "w2 w3", "--length", 12, "--seed", 1)
+    assert main(["sample", str(run), "--words", "w2 zebra"]) == 2
+    assert "'zebra' is not in the vocabulary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("beam", [[], ["--beam", 2]])
+def test_a_speech_model_listens(runs, capsys, beam):
+    run, files = runs / "utterances" / "seed-0", [runs / "data" / f"{i}.wav" for i in (0, 1)]
+    lines = said(capsys, "transcribe", run, *files, *beam).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [str(file) for file in files]
+    assert f"{files[0]}: {said(capsys, 'transcribe', run, files[0], *beam)}".strip() == lines[0].strip()
+    assert main(["transcribe", str(run), str(runs / "nothing.wav")]) == 2
+    assert "nothing.wav is not there" in capsys.readouterr().err
+
+
+def test_made_up_speech_is_not_in_files(tmp_path, capsys):
+    assert main(["train", "utterances", *QUICK, "lr=0.01", "train_limit=24", f"out={tmp_path}"]) == 0
+    assert main(["transcribe", str(tmp_path / "utterances" / "seed-0"), "a.wav"]) == 2
+    assert "fake-speech is made up from texts and hears no files" in capsys.readouterr().err
+
+
+def test_models_of_another_kind_are_refused(runs, capsys):
+    assert main(["sample", str(runs / "utterances" / "seed-0")]) == 2
+    assert "of the kind speech, not language" in capsys.readouterr().err
+    assert main(["transcribe", str(runs / "words" / "seed-0"), "a.wav"]) == 2
+    assert "learned from fake-text, of the kind language, not speech" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Texts, speech and folders of images on a CUDA device.
+
+Without pytest: PYTHONPATH=src python tests/test_cuda_sequences.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+
+import torch
+
+from ssgd.data import load
+from ssgd.data.resize import cut
+from ssgd.models import build
+from ssgd.recipes import get
+from ssgd.train import Execution, train
+from ssgd.train.distributed import Ranks
+from ssgd.train.execution import set_up
+from ssgd.train.graphs import GraphStep
+from ssgd.train.job import Sources
+from ssgd.train.run import Run
+
+try:
+    import pytest
+
+    pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+except ImportError:  # then the last lines run the tests
+    pass
+
+WORDS = replace(get("words"), phases="1-1", train_limit=3000)
+
+
+def test_a_language_models_step_is_one_graph_and_the_eager_step() -> None:
+    """With dropout, clipping, the carried state and cuDNN's flat weights, over the end of an epoch."""
+    for method in ("sgd", "ssgd", "split"):
+        said: list[str] = []
+        eager, graph = (a_run(method, captured, said) for captured in (False, True))
+        for _ in range(eager.steps + 2):
+            for run in (eager, graph):
+                run.step()
+                if run.epoch_is_over:
+                    run.finish_epoch()
+        torch.cuda.synchronize()
+        assert isinstance(graph._step, GraphStep), said
+        assert graph.history[0]["test_perplexity"] < 30
+        for a, b in zip(everything(eager), everything(graph), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_speech_hears_on_the_gpu_what_it_hears_on_the_cpu() -> None:
+    """There frames are added at the end of a batch, which change nothing that counts."""
+    data = load("fake-speech", device="cpu", dtype=torch.float32)
+    net = build("sgcn-small", data.classes, data.channels).eval()
+    x, lengths, _, _ = data.epoch(0, 0).batch(0, 8)
+    with torch.no_grad():
+        expected, frames = net(x, lengths)
+        found, same_frames = net.cuda()(x.cuda(), lengths.cuda())
+    assert same_frames.tolist() == frames.tolist() and len(found) >= len(expected)
+    for i, count in enumerate(frames.tolist()):
+        torch.testing.assert_close(found[:count, i].cpu(), expected[:count, i], rtol=1e-2, atol=1e-2)
+
+
+def test_speech_is_learned() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for method in ("sgd", "ssgd", "split"):
+            recipe = replace(get("utterances"), name=method, method=method)
+            (result,) = train(recipe, Execution(out=folder, progress=False))
+            assert result["test_cer"] < 30, result
+
+
+def test_images_are_cut_as_on_the_cpu() -> None:
+    images = torch.randint(256, (50, 61, 47, 3), dtype=torch.uint8)
+    parts = torch.stack([torch.randint(0, 20, (50,)) for _ in range(2)], 1)
+    parts = torch.cat([parts, parts + torch.randint(1, 27, (50, 2))], 1)
+    flips = torch.rand(50) < 0.5
+    for size in (8, 32, 64):
+        found = cut(images.cuda(), parts.cuda(), flips.cuda(), size)
+        assert torch.equal(found.cpu(), cut(images, parts, flips, size))
+
+
+def a_run(method: str, captured: bool, said: list[str]) -> Run:
+    recipe = replace(WORDS, method=method, level=None if method == "sgd" else 0.2)
+    execution = Execution(progress=False)
+    set_up(recipe, execution)
+    device = torch.device("cuda", 0)
+    source = Sources(execution).get(recipe, device)
+    return Run(recipe, 0, source, device, Ranks(), graph=captured, pair=True, say=said.append)
+
+
+def everything(run: Run) -> list[torch.Tensor]:
+    return [*run.net.parameters(), *run.net.buffers(), run.sums]
+
+
+if __name__ == "__main__":
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            test()
+            print(f"pass {name}", flush=True)

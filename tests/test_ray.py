@@ -1,0 +1,83 @@
+"""Runs over a Ray cluster: one on this machine, of two cores."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ssgd.recipes.digits import digits
+from ssgd.reproduce import Experiment, Results, carry_out, plan
+from ssgd.train import Execution
+
+ray = pytest.importorskip("ray", reason="needs ray")
+
+DIES_ONCE = """
+import os
+import signal
+from pathlib import Path
+
+from ssgd.models.small import small_cnn
+
+
+def make(classes):
+    try:
+        Path(os.environ["DIED"]).touch(exist_ok=False)
+    except FileExistsError:
+        return small_cnn(classes, channels=1)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes")
+    (folder / "dies_once.py").write_text(DIES_ONCE)
+    variables = {"PYTHONPATH": str(folder), "DIED": str(folder / "died"), "OMP_NUM_THREADS": "1"}
+    ray.init(
+        address="local",
+        num_cpus=2,
+        num_gpus=0,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": variables},
+    )
+    yield folder
+    ray.shutdown()
+
+
+def tiny(name, **changes):
+    return replace(digits(), name=f"test/{name}", **{"phases": "1", "lr": (0.1,), "train_limit": 100, **changes})
+
+
+def test_runs_are_retried_when_a_worker_dies_and_told_when_they_fail(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipes = [tiny("dies-once", model="dies_once:make"), tiny("diverges", phases="3", lr=(1e6,))]
+    failures, found = over_ray(Experiment("test", "a test", "tiny runs", lambda scale: recipes))
+    assert list(failures) == ["test/diverges/seed-0"] and "lower lr" in failures["test/diverges/seed-0"]
+    assert (cluster / "died").exists()
+    (row,) = found.rows
+    assert (row["experiment"], row["scale"], row["device"]) == ("test/dies-once", "paper", "cpu")
+
+
+def test_a_run_goes_on_from_another_on_any_node(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipes = [tiny("goes-on", phases="1-1S", method="ssgd"), tiny("stem")]
+    failures, found = over_ray(Experiment("test", "a test", "tiny runs", lambda scale: recipes, stem="stem"))
+    assert not failures and [row["experiment"] for row in found.rows] == ["test/stem", "test/goes-on"]
+    assert Path("runs/test/goes-on/seed-0/resumed.jsonl").exists()
+
+
+def over_ray(experiment):
+    """What went wrong, and the rows that were written."""
+    execution, results = Execution(device="cpu"), Results("results")
+    failures = carry_out(plan(experiment, "paper", results), execution, results, on="ray")
+    return failures, Results("results")
+
+
+def test_ray_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    results = Results(tmp_path / "results")
+    found = plan(Experiment("test", "a test", "tiny", lambda scale: [tiny("one")]), "paper", results, tmp_path)
+    with pytest.raises(ImportError, match=r"--on ray needs Ray: pip install 'ssgd\[ray\]'"):
+        carry_out(found, Execution(out=str(tmp_path), device="cpu"), results, on="ray")

@@ -1,0 +1,345 @@
+"""Experiments: what they are made of, what counts as done, how they are run, and what they leave."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssgd.analysis import results as analysis
+from ssgd.analysis.spectrum import Spectrum
+from ssgd.analysis.surface import Surface
+from ssgd.cli.main import main
+from ssgd.recipes import RECIPES, get
+from ssgd.recipes.digits import digits
+from ssgd.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan
+from ssgd.reproduce.branch import branch
+from ssgd.reproduce.identity import identity
+from ssgd.reproduce.planning import expected_seconds
+from ssgd.reproduce.scales import smoke
+from ssgd.safetensors import read_safetensors
+from ssgd.train import Execution, Recipe, train
+from ssgd.train.execution import settled
+
+COMMITTED = Path(__file__).parent.parent / "results"
+NEEDED = {"experiment", "model", "data", "method", "mode", "level", "law", "phases", "weight_decay", "seed", "epochs"}
+NEEDED |= {"passes", "seconds", "scale", "device", "versions", "commit", "recipe", "curve"}
+
+
+def tiny(name="one", **changes):
+    return replace(digits(), name=f"test/{name}", phases="1", lr=(0.1,), train_limit=100, test_limit=50, **changes)
+
+
+def made_of(*recipes, **more):
+    return Experiment("test", "a test", "tiny runs", lambda scale: list(recipes), **more)
+
+
+def row_of(recipe, seed=0, **more):
+    recipe = settled(replace(recipe, seeds=(seed,)), "cpu")
+    return {"experiment": recipe.name, "seed": seed, "recipe": recipe.to_json(), **more}
+
+
+def written(name):
+    return [json.loads(line) for line in Path(f"results/{name}.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Execution(device="cpu", progress=False)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return tmp_path_factory.mktemp("all")
+
+
+# --- what experiments are made of -------------------------------------------------------------------------------------
+
+
+def test_every_table_and_figure_of_the_paper_has_an_experiment():
+    tables = [*(f"table{n}" for n in (1, 2, 3, 4, 5)), "tableA1", "tableA2"]
+    figures = [*(f"fig{n}" for n in range(2, 8)), *(f"figA{n}" for n in range(1, 7))]
+    assert list(EXPERIMENTS) == [*tables, *figures, "comparison", "baseline", "level", "price", "tune"]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_paper_recipes_have_names_and_smaller_scales_do_less(name):
+    runs = {scale: plan(EXPERIMENTS[name], scale, Results("nowhere")).runs for scale in SCALES}
+    for run in runs["paper"]:
+        assert replace(run.recipe, seeds=get(run.recipe.name).seeds) == get(run.recipe.name)
+    known = {(identity(run.recipe), run.seed) for run in runs["paper"]}
+    if name != "table3":  # which is shortened
+        assert {(identity(run.recipe), run.seed) for run in runs["small"]} <= known
+    passes = [sum(run.passes for run in runs[scale]) for scale in SCALES]
+    assert passes[0] < passes[1] <= passes[2] and len(runs["smoke"]) <= len(runs["small"]) <= len(runs["paper"])
+
+
+def test_the_papers_number_of_runs():
+    counted = {name: len(plan(EXPERIMENTS[name], "paper", Results("nowhere")).runs) for name in EXPERIMENTS}
+    assert counted["table1"] == 2 * 5 * 5 and counted["table2"] == 2 * 6 * 3 * 5 == 2 * counted["tableA1"]
+    assert counted["fig3"] == (4 * 10 + 2) * 5 and counted["figA1"] == (6 * 10 + 2) * 5
+    assert counted["level"] == (1 + 2 * 10) * 3 and counted["baseline"] == 2 * 3 * 3
+
+
+@pytest.mark.parametrize("name", ["table1/cifar100/75-25S-25S", "fig5/ssgdr/4096", "fig3/conv/0.5", "table5/large/sgd"])
+def test_smoke_keeps_methods_and_phases(name):
+    recipe, short = get(name), smoke(get(name))
+    ways = [dict.fromkeys((phase.method, phase.level) for phase in r.schedule.phases) for r in (recipe, short)]
+    assert list(ways[0]) == list(ways[1]) and (short.perturb, short.law) == (recipe.perturb, recipe.law)
+    assert short.schedule.epochs <= 3 and short.name == name.replace("/", "/smoke/", 1)
+
+
+# --- what counts as done ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (get("table1/cifar100/75-50-50"), get("table2/cifar100/resnet20/sgd"), True),
+        (get("fig3/all/0.4"), get("table2/cifar100/resnet20/ssgd-0.4"), True),
+        (Recipe(method="ssgd"), Recipe(method="ssgd", level=0.25, phases="75S-50S-50S"), True),
+        (Recipe(law="sphere", perturb="conv"), Recipe(law="uniform"), True),
+        (Recipe(), Recipe(seeds=(3,), evaluate_every=5), True),
+        (Recipe(), Recipe(lr=(0.2, 0.02, 0.002), lr_for_batch=256), True),
+        (Recipe(), Recipe(weight_decay=5e-4), False),
+        (Recipe(), Recipe(held_out=5000), False),
+        (Recipe(), Recipe(method="halves"), False),
+        (Recipe(method="ssgd"), Recipe(method="ssgd", law="uniform"), False),
+        (Recipe(method="ssgd"), Recipe(method="ssgd", perturb="conv"), False),
+        (Recipe(method="ssgd"), Recipe(method="ssgd", phases="75-50S-50S"), False),
+        (Recipe(method="m-arwp"), Recipe(method="m-arwp", settings={"share": 0.3}), False),
+    ],
+)
+def test_recipes_are_the_same_training_whatever_they_are_called(a, b, same):
+    assert (identity(a) == identity(b)) == same
+
+
+def test_the_committed_baseline_counts_wherever_it_occurs():
+    results = Results(COMMITTED)
+    assert not results.skipped
+    assert not plan(EXPERIMENTS["baseline"], "paper", results).to_do
+    done = [run.name for run in plan(EXPERIMENTS["table2"], "paper", results).runs if not run.to_do]
+    assert {f"table2/{data}/resnet20/sgd/seed-{n}" for data in ("cifar10", "cifar100") for n in range(3)} <= {*done}
+
+
+def test_a_precision_that_is_asked_for_must_be_that_of_the_row(tmp_path):
+    results = Results(tmp_path)
+    results.append("any", row_of(tiny(precision="bf16")))
+    assert results.find(tiny(), 0) and results.find(tiny("other", precision="bf16"), 0)
+    assert results.find(tiny(precision="fp32"), 0) is None and results.find(tiny(), 1) is None
+
+
+def test_a_curve_that_is_needed_must_be_whole(tmp_path):
+    results, recipe = Results(tmp_path), tiny()
+    results.append("a", row_of(recipe))
+    results.append("b", row_of(recipe, curve=[None, 50.0]))
+    assert results.find(recipe, 0) and results.find(recipe, 0, curve=True) is None
+    results.append("c", row_of(recipe, curve=[40.0, 50.0]))
+    assert Results(tmp_path).find(recipe, 0, curve=True)["curve"] == [40.0, 50.0]
+    assert [len(plan(made_of(recipe, curves=c), "paper", Results(tmp_path)).to_do) for c in (True, False)] == [0, 0]
+
+
+def test_a_torn_line_is_passed_over_and_never_touched(tmp_path):
+    file = tmp_path / "test.jsonl"
+    before = json.dumps(row_of(tiny())).encode() + b'\n["no row"]\n{"experiment": "te'
+    file.write_bytes(before)
+    results = Results(tmp_path)
+    assert len(results.rows) == 1 and [place.rpartition(" ")[2] for place in results.skipped] == ["2", "3"]
+    results.append("test", row_of(tiny(), seed=1))
+    assert file.read_bytes().startswith(before + b"\n") and file.read_bytes().endswith(b"}\n")
+    assert [Results(tmp_path).find(tiny(), seed) is not None for seed in (0, 1, 2)] == [True, True, False]
+
+
+def test_a_row_of_another_version_is_passed_over(tmp_path):
+    row = row_of(tiny())
+    row["recipe"]["colour"] = "red"
+    (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+    assert len(Results(tmp_path).skipped) == 1
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def test_the_expected_time_comes_from_rows_of_the_same_net_and_device():
+    recipes = tiny(method="ssgd"), tiny("large", model="resnet20")
+    runs = plan(made_of(*recipes), "paper", Results("nowhere")).runs
+    assert [(run.passes, run.work) for run in runs] == [(2, 200), (1, 100)]
+    told = {"model": "small-cnn", "passes": 4.0, "recipe": tiny().to_json()}  # 400 images
+    rows = [{**told, "device": "cpu", "seconds": 8.0, "at_once": 2}, {**told, "device": "H200", "seconds": 1.0}]
+    assert expected_seconds(runs, rows, "cpu", 1) == (2.0, {"resnet20"})
+    assert expected_seconds(runs, rows, "H200", 4) == (1 / 400 / 4 * 200, {"resnet20"})
+    assert expected_seconds(runs, rows, "other", 1) == (0, {"small-cnn", "resnet20"})
+
+
+def test_a_plan_says_all_before_anything_is_done(here, capsys):
+    assert main(["reproduce", "fig7", "--plan", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 runs, 0 done, 3 to do\ncost: 525 passes over the data, 2.62e+07 samples" in shown
+    assert "expected time: not known: no finished row on cpu is of resnet20" in shown
+    assert "then the plane from the solutions: results/fig7/plane.npz" in shown
+    assert (
+        main(["reproduce", "table2", "--plan", "--scale", "small", "--device", "cpu", "--only", "vgg6/*/seed-1"]) == 0
+    )
+    shown = capsys.readouterr().out
+    assert "2 seeds (the paper's: 5 seeds)" in shown and "6 runs, 0 done" in shown
+    assert not list(Path().iterdir())
+
+
+def test_a_plan_counts_the_rows_there_are(here, capsys):
+    assert main(["reproduce", "baseline", "--plan", "--device", "cpu", "--results", str(COMMITTED)]) == 0
+    assert "18 runs, 18 done, 0 to do" in capsys.readouterr().out
+    assert main(["reproduce", "--results", str(COMMITTED)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(EXPERIMENTS)
+    assert any(re.match(r"baseline +our own question +18 of 18 ", line) for line in lines)
+
+
+def test_an_unknown_name_gets_a_sentence(here, capsys):
+    assert main(["reproduce", "tabel2"]) == 2
+    assert "no experiment called 'tabel2': did you mean table2" in capsys.readouterr().err
+    assert main(["reproduce", "fig4", "--scale", "smoke", "--device", "cpu", "--limit", "0"]) == 2
+    assert "limit must be a whole number of at least 1" in capsys.readouterr().err
+
+
+# --- how it is run ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_runs_in_seconds_and_again_at_no_cost(name, shared, monkeypatch, capsys):
+    monkeypatch.chdir(shared)
+    words = ["reproduce", name, "--scale", "smoke", "--device", "cpu"]
+    assert main(words) == 0
+    assert "nothing is missing" in capsys.readouterr().out
+    before = {path: path.stat().st_mtime_ns for path in shared.rglob("*")}
+    monkeypatch.setattr("ssgd.reproduce.running.compare", None)
+    assert main(words) == 0
+    assert " 0 to do" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in shared.rglob("*")} == before
+    experiment, results = EXPERIMENTS[name], Results("results")
+    for run in plan(experiment, "smoke", results).runs:
+        row = results.find(run.recipe, run.seed)
+        assert row.keys() >= NEEDED and row["scale"] == "smoke"
+        assert len(row["curve"]) == row["epochs"] and "loss" in row["curves"]
+    if experiment.picture is not None:
+        kind = Spectrum if experiment.picture.kind == "spectrum" else Surface
+        labels = experiment.picture.of if kind is Spectrum else [experiment.picture.kind]
+        for label in labels:
+            found = analysis.load(kind, f"results/{experiment.picture.folder}/smoke/{label}")
+            assert np.isfinite(found.values if kind is Spectrum else found.losses).all()
+            if kind is Surface:
+                assert found.names == list(experiment.picture.of.values())
+
+
+def test_a_mixture_tells_the_law_of_its_noise_whatever_comes_last(shared, monkeypatch):
+    monkeypatch.chdir(shared)
+    assert main(["reproduce", "table1", "--scale", "smoke", "--device", "cpu"]) == 0
+    laws = {row["phases"]: row["law"] for row in Results("results").rows if row["experiment"].startswith("table1/")}
+    assert laws["1-1S-1"] == laws["1-1-1S"] == "uniform" and laws["1-1-1"] is None
+
+
+def test_speech_keeps_what_figure_6_draws(shared, monkeypatch):
+    monkeypatch.chdir(shared)
+    assert main(["reproduce", "fig6", "--scale", "smoke", "--device", "cpu"]) == 0
+    rows = [run.row for run in plan(EXPERIMENTS["fig6"], "smoke", Results("results")).runs]
+    assert {row["method"] for row in rows} == {"sgd", "ssgd"}
+    assert all(len(row["curves"][name]) == 2 for row in rows for name in ("loss", "valid_cer"))
+
+
+def test_a_run_made_under_another_name_is_not_made_again(here):
+    results = Results("results")
+    assert carry_out(plan(made_of(tiny("a", seeds=(0, 1))), "paper", results), here, results) == {}
+    other = plan(made_of(tiny("b", seeds=(0, 1, 2))), "paper", results)
+    assert [run.seed for run in other.to_do] == [2]
+    assert len(plan(made_of(tiny("a"), tiny("b")), "paper", Results("nowhere")).runs) == 1  # nor twice in one plan
+
+
+def test_a_few_runs_at_a_time_seed_by_seed(here):
+    experiment = made_of(tiny("a", seeds=(0, 1)), tiny("b", method="split", seeds=(0, 1)))
+    for count in (1, 2, 4, 4):
+        results = Results("results")
+        assert carry_out(plan(experiment, "paper", results), here, results, limit=max(1, count // 2)) == {}
+        rows = written("test")
+        assert len(rows) == count
+    assert [(row["method"], row["seed"]) for row in rows] == [("sgd", 0), ("split", 0), ("sgd", 1), ("split", 1)]
+    assert [run.seed for run in plan(experiment, "paper", results, seeds=[7, 8]).to_do] == [7, 7, 8, 8]
+
+
+def test_a_row_that_a_crash_has_swallowed_is_written_from_the_folder(here, monkeypatch):
+    (result,) = train(tiny(), here)
+    results = Results("results")
+    monkeypatch.setattr("ssgd.train.job.Run", None)  # nothing is trained
+    assert carry_out(plan(made_of(tiny()), "paper", results), here, results) == {}
+    assert written("test") == [{**result, "scale": "paper", "at_once": 1}]
+
+
+def test_a_run_that_fails_does_so_alone_and_is_told(here, monkeypatch, capsys):
+    bad = replace(tiny("bad"), phases="3", lr=(1e6,))
+    monkeypatch.setitem(EXPERIMENTS, "test", made_of(bad, tiny("good"), tiny("far", data="nowhere")))
+    assert main(["reproduce", "test", "--device", "cpu"]) == 1
+    shown = capsys.readouterr()
+    assert re.search(r"^test/bad/seed-0 failed: the loss is \w+ after epoch \d: lower lr", shown.err, re.MULTILINE)
+    assert "test/far/seed-0 failed: no data set called 'nowhere'" in shown.err
+    assert re.search(r"^test/good +1 of 1 +\d+\.\d\d ", shown.out, re.MULTILINE)
+    assert "still missing: runs: 2; new rows go to results/test.jsonl" in shown.out
+    assert [row["experiment"] for row in written("test")] == ["test/good"]
+
+
+def test_runs_of_two_precisions_take_turns(here):
+    results = Results("results")
+    experiment = made_of(tiny("a", precision="bf16"), tiny("b", precision="fp32"))
+    assert carry_out(plan(experiment, "paper", results), here, results) == {}
+    assert [row["recipe"]["precision"] for row in results.rows] == ["bf16", "fp32"]
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_takes_the_weights_of_an_equal_run_and_trains_again_without_them(here):
+    results, fig2 = Results("results"), EXPERIMENTS["fig2"]
+    sgd = next(recipe for recipe in fig2.recipes("smoke") if recipe.method == "sgd")
+    assert carry_out(plan(made_of(replace(sgd, name="test/same")), "paper", results), here, results) == {}
+    assert [run.label for run in plan(fig2, "smoke", results).to_do] == ["ssgd-0.5"]
+    shutil.rmtree("runs")
+    found = plan(fig2, "smoke", results)
+    assert [run.label for run in found.to_do] == ["sgd", "ssgd-0.5"]
+    assert carry_out(found, here, results) == {}
+    assert Path("results/fig2/smoke/line.npz").exists() and not plan(fig2, "smoke", results).pictures
+    assert [row["method"] for row in results.rows] == ["sgd", "ssgd"]  # a second row of the first run would count twice
+    shutil.rmtree("runs")
+    assert not plan(fig2, "smoke", results).to_do
+
+
+def test_a_branch_ends_as_if_it_had_been_trained_from_the_start(here):
+    recipes = {recipe.name.rpartition("/")[2]: recipe for recipe in EXPERIMENTS["fig7"].recipes("smoke")}
+    results = Results("results")
+    assert carry_out(plan(EXPERIMENTS["fig7"], "smoke", results), here, results) == {}
+    for label in ("sgd-f", "ssgd"):
+        recipe = recipes[label]
+        whole = replace(here, out="whole")
+        train(recipe, whole)
+        assert (here.place(recipe, 0) / "resumed.jsonl").exists()
+        states = [read_safetensors(way.place(recipe, 0) / "weights.safetensors") for way in (here, whole)]
+        assert all((states[0][name] == states[1][name]).all() for name in states[1])
+        metrics = [(way.place(recipe, 0) / "metrics.jsonl").read_bytes() for way in (here, whole)]
+        assert metrics[0] == metrics[1]
+
+
+def test_a_branch_needs_a_stem_that_is_its_beginning(here):
+    stem, recipe = tiny("stem"), tiny("longer", seeds=(1,))
+    longer = replace(recipe, seeds=(0,), phases="1-1")
+    for other in (recipe, replace(longer, method="ssgd"), replace(longer, weight_decay=0.0)):
+        with pytest.raises(ValueError, match="cannot go on from test/stem: only what comes after its phases"):
+            branch(stem, other, here)
+    with pytest.raises(ValueError, match="goes on from test/stem, which has not been trained here"):
+        branch(stem, longer, here)
+    results, experiment = Results("results"), made_of(replace(stem, phases="1"), longer, stem="stem")
+    found = plan(experiment, "paper", results, only="longer")
+    assert list(carry_out(found, here, results)) == ["test/longer/seed-0"]
+
+
+def test_every_recipe_of_an_experiment_can_be_trained_by_name():
+    assert {"fig3/smoothout-x2/0.4", "fig7/sgd-m", "figA6/ssgd", "price/cifar10/vgg16/sam-0.1"} <= RECIPES.keys()
