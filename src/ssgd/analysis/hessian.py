@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vjp, vmap
 
-from ..core.checks import check_choice
+from ..core.checks import check_choice, check_count
 from ..core.random_state import put_back, snapshot
+from .measuring import Called, tensor_places
 from .precision import full_precision
+from .shaped import captured, compiled
 from .symmetric import Symmetric
 from .task import Task, evaluating, kept
 
-Products = Callable[[Any], Iterator[Tensor]]  # of one batch, with each of the vectors
+Products = Callable[[Any], Iterable[Tensor]]  # of one batch, with each of the vectors
 NO_BATCHES = "the task has no batches: give a loader that can be gone through more than once"
 SILENT = ("CudnnCtcLossBackward", "torch::autograd::Error")  # no second derivative, and autograd.grad() does not say so
 
@@ -32,6 +34,13 @@ class Hessian(Symmetric):
             allows, ``"double"`` if it can; the attribute ``product`` says which it is.
         compile: with ``torch.compile``: minutes at first, then faster on a GPU.
         mode: batch-norm's: ``"eval"`` takes the running statistics, ``"train"`` each batch's own. Dropout is off.
+        together: of the vectors of ``matmat()``, so many go through one pass, by vmap; for ``"double"``. A batch's
+            memory grows with it.
+        graph: ``"double"`` as one CUDA graph, for nets whose operations are too short for the host to keep up with.
+            The data must be tensors, and the loss may not wait for the device.
+        precision: ``"fp32"``, or for ``"double"`` also ``"tf32"``, which is faster on a GPU and right to 3 digits.
+
+    What is compiled or captured serves batches shaped like the first; others, such as a ragged last one, go without.
 
     The length of the two-point step is ‖εv‖ = ¼ ∛(eps · max(1, ‖w‖)). Rounding w ± εv costs eps ‖w‖ / ‖εv‖ of the
     product, and the third derivative's share grows with ‖εv‖²: the sum is least at a cube root. For smooth nets it is
@@ -49,20 +58,29 @@ class Hessian(Symmetric):
         product: str = "auto",
         compile: bool = False,
         mode: str = "eval",
+        together: int = 1,
+        graph: bool = False,
+        precision: str = "fp32",
     ) -> None:
         check_choice("product", product, ("auto", "double", "two-point"))
         check_choice("mode", mode, ("eval", "train"))
+        check_choice("precision", precision, ("fp32", "tf32"))
+        check_count("together", together)
         self.task = task
         self.mode = mode
+        self.together = together
+        self.precision = precision
         self.tensors = _chosen(task.model, parameters)
         self._sizes = [p.numel() for p in self.tensors]
         super().__init__(sum(self._sizes), self.tensors[0].dtype, self.tensors[0].device)
         self._stream = snapshot([self.device])
         self._loss = task.loss
         self.product = product if product == "two-point" else self._possible(product)
+        if self.product == "two-point" and precision == "tf32":
+            raise ValueError("the two points lie too close together for precision='tf32': use 'fp32'")
         self._prepare: Callable[[Tensor], Products] = self._two_point
         if self.product == "double":
-            self._prepare = self._compiled_double() if compile else self._double
+            self._prepare = self._faster_double(compile, graph) if compile or graph else self._double
         elif compile:
             self._loss = torch.compile(task.loss)
 
@@ -85,21 +103,24 @@ class Hessian(Symmetric):
         return total.div_(count).to(self.dtype)
 
     def _double(self, vectors: Tensor) -> Products:
-        parts = [self._cut(vector) for vector in vectors]
+        return lambda batch: self._doubled(vectors, batch)
 
-        def products(batch: Any) -> Iterator[Tensor]:
-            gradients = self._gradients(batch, create_graph=True)
-            curved = [i for i, gradient in enumerate(gradients) if gradient.requires_grad]
-            slopes = [gradients[i] for i in curved]
-            for part in parts:
-                along = [part[i] for i in curved]
-                yield _flat(
-                    torch.autograd.grad(slopes, self.tensors, along, retain_graph=True, materialize_grads=True)
-                    if curved
-                    else [torch.zeros_like(p) for p in self.tensors]
-                )
+    def _doubled(self, vectors: Tensor, batch: Any) -> Iterator[Tensor]:
+        gradients = self._gradients(batch, create_graph=True)
+        curved = [i for i, gradient in enumerate(gradients) if gradient.requires_grad]
+        slopes = [gradients[i] for i in curved]
 
-        return products
+        def product(vector: Tensor) -> Tensor:
+            parts = self._cut(vector)
+            along = [parts[i] for i in curved]
+            return _flat(
+                torch.autograd.grad(slopes, self.tensors, along, retain_graph=True, materialize_grads=True)
+                if curved
+                else [torch.zeros_like(p) for p in self.tensors]
+            )
+
+        for chunk in torch.split(vectors, self.together):
+            yield from vmap(product)(chunk) if len(chunk) > 1 else [product(chunk[0])]
 
     def _two_point(self, vectors: Tensor) -> Products:
         clean = [p.detach().clone() for p in self.tensors]
@@ -118,30 +139,31 @@ class Hessian(Symmetric):
 
         return products
 
-    def _compiled_double(self) -> Callable[[Tensor], Products]:
-        whole = _Loss(self.task)
-        places = _places(whole, self.tensors)
+    def _faster_double(self, compile: bool, graph: bool) -> Callable[[Tensor], Products]:
+        """The products with all vectors and one batch as a function of tensors, to be compiled, captured or both."""
+        whole = Called(self.task.model, self._loss)
+        places = tensor_places(whole, self.tensors)
 
-        def product(weights: list[Tensor], part: list[Tensor], batch: Any) -> list[Tensor]:
+        def functional(vectors: Tensor, batch: Any) -> Tensor:
             def loss(values: list[Tensor]) -> Tensor:
                 given = {name: values[index] for name, index in places.items()}
                 found: Tensor = functional_call(whole, given, (batch,), tie_weights=False)
                 return found
 
-            def slope(values: list[Tensor]) -> Tensor:
-                return torch.stack([(g * v).sum() for g, v in zip(grad(loss)(values), part, strict=True)]).sum()
+            pull = vjp(grad(loss), [p.detach() for p in self.tensors])[1]
 
-            found: list[Tensor] = grad(slope)(weights)
-            return found
+            def product(vector: Tensor) -> Tensor:
+                return _flat(pull(self._cut(vector))[0])
 
-        compiled = torch.compile(product)
+            chunks = torch.split(vectors, self.together)
+            return torch.cat([vmap(product)(c) if len(c) > 1 else product(c[0])[None] for c in chunks])
 
-        def prepare(vectors: Tensor) -> Products:
-            weights = [p.detach() for p in self.tensors]
-            parts = [self._cut(vector) for vector in vectors]
-            return lambda batch: (_flat(compiled(weights, part, batch)) for part in parts)
+        def plain(vectors: Tensor, batch: Any) -> Tensor:
+            return torch.stack(list(self._doubled(vectors, batch)))
 
-        return prepare
+        products = compiled(functional, plain) if compile else plain
+        made = captured(products, plain) if graph else products
+        return lambda vectors: lambda batch: made(vectors, batch)
 
     def _possible(self, wish: str) -> str:
         """``"double"`` if the first batch allows it, else what was meant for that case."""
@@ -181,7 +203,7 @@ class Hessian(Symmetric):
         with torch.inference_mode(False), torch.enable_grad(), kept(model), evaluating(model, self.mode):
             put_back(self._stream)
             try:
-                with full_precision():
+                with full_precision(tf32=self.precision == "tf32"):
                     yield
             finally:
                 put_back(stream)
@@ -193,30 +215,6 @@ class Hessian(Symmetric):
 
     def _cut(self, vector: Tensor) -> list[Tensor]:
         return [part.view_as(p) for part, p in zip(torch.split(vector, self._sizes), self.tensors, strict=True)]
-
-
-class _Loss(nn.Module):
-    """The loss as a module, so that its model's weights can be handed in."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.model = task.model
-        self.loss = task.loss
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.loss(self.model, batch)
-
-
-def _places(model: nn.Module, tensors: list[Tensor]) -> dict[str, int]:
-    """Which tensor goes where, tied weights to all their places. A module with two names counts once: of those that it
-    meets twice functional_call() does not find the way back."""
-    index = {id(p): i for i, p in enumerate(tensors)}
-    return {
-        f"{path}.{name}": index[id(p)]
-        for path, module in model.named_modules()
-        for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
-        if id(p) in index
-    }
 
 
 def _chosen(model: nn.Module, parameters: nn.Module | Iterable[Tensor] | None) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,14 +36,36 @@ class Tridiagonal:
         return values, vectors[0] ** 2
 
 
-@torch.no_grad()
 def lanczos(matvec: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tridiagonal:
     """``steps`` products, or as many as it takes to an invariant subspace.
 
     Each vector is orthogonalised against all before it, twice, so that no eigenvalue appears more often than it should.
     The basis, ``steps`` vectors, stays in the memory of ``start``; alpha and beta are summed in float64.
     """
+    (found,) = lanczos_together(lambda vectors: matvec(vectors[0]).unsqueeze(0), [start], steps)
+    return found
+
+
+@torch.no_grad()
+def lanczos_together(matmat: Callable[[Tensor], Tensor], starts: Sequence[Tensor], steps: int) -> list[Tridiagonal]:
+    """Lanczos from several vectors, each on its own, but with the products of a step made at once."""
     check_count("steps", steps)
+    walks = [_walk(start, steps) for start in starts]
+    waiting = {number: next(walk) for number, walk in enumerate(walks)}
+    found = {}
+    while waiting:
+        products = matmat(torch.stack(list(waiting.values())))
+        for number, product in zip(list(waiting), products, strict=True):
+            try:
+                waiting[number] = walks[number].send(product)
+            except StopIteration as ended:
+                found[number] = ended.value
+                del waiting[number]
+    return [found[number] for number in range(len(walks))]
+
+
+def _walk(start: Tensor, steps: int) -> Generator[Tensor, Tensor, Tridiagonal]:
+    """Gives each vector of the basis, takes its product."""
     steps = min(steps, len(start))
     length = norm(start)
     if not length:
@@ -52,7 +74,7 @@ def lanczos(matvec: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tr
     basis[0] = start / length
     alpha, beta, scale = [], [0.0], 0.0
     for step in range(steps):
-        vector = matvec(basis[step]).clone()
+        vector = (yield basis[step]).clone()
         alpha.append(dot(basis[step], vector))
         orthogonalise(vector, basis[: step + 1])
         beta.append(norm(vector))

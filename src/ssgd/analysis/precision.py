@@ -1,7 +1,8 @@
-"""Single precision that is single precision: TF32 rounds to 10 bits, too few for differences and orthogonality."""
+"""Single precision that is single precision, or TF32 where it was asked for: 10 bits, too few for differences."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,15 +11,37 @@ import torch
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """No TF32 inside, whatever the user's settings; afterwards they are what they were."""
+def full_precision(tf32: bool = False) -> Iterator[None]:
+    """No TF32 inside, or TF32 everywhere, whatever the user's settings; afterwards they are what they were."""
     cudnn: Any = torch.backends.cudnn
     backends: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
     before = [backend.fp32_precision for backend in backends]
+    old = _old_settings()
     try:
+        if old is not None:
+            _set_old("high" if tf32 else "highest", tf32)
         for backend in backends:
-            backend.fp32_precision = "ieee"
+            backend.fp32_precision = "tf32" if tf32 else "ieee"
         yield
     finally:
+        if old is not None:
+            _set_old(*old)
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
+
+
+def _old_settings() -> tuple[str, bool] | None:
+    """torch's older settings of the same, which torch.compile reads, and refuses where they contradict the new ones."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # they do already
+        return None
+
+
+def _set_old(matmul: str, cudnn: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from ..core.checks import check_count, check_seed
 from .hessian import Hessian
-from .lanczos import lanczos
+from .lanczos import lanczos_together
 from .symmetric import Measured, Symmetric, watched
 from .task import Task
 
 Array = NDArray[np.float64]
+ROOM = 2**32  # bytes for the bases of probes side by side
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def spectrum(
     """The eigenvalue density of a task's Hessian, or of a ``Hessian`` with choices of its own, or of any matrix.
 
     ``probes`` random vectors of signs, ``steps`` products with each. Memory for ``steps`` vectors of all weights is
-    needed on the weights' device.
+    needed on the weights' device. As many probes as have room there in 4 GiB share their passes over the data.
     """
     check_count("steps", steps)
     check_count("probes", probes)
@@ -68,10 +69,13 @@ def spectrum(
     matrix = source if isinstance(source, Symmetric) else Hessian(source)
     steps = min(steps, matrix.size)
     values, weights = np.zeros((probes, steps)), np.zeros((probes, steps))
+    beside = max(1, ROOM // (steps * matrix.size * matrix.dtype.itemsize))
     with watched(matrix, seed, progress, probes * steps) as watch:
-        for probe in range(probes):
-            nodes, shares = lanczos(watch.matvec, matrix.draw("sign", seed, probe), steps).ritz()
-            values[probe, : len(nodes)], weights[probe, : len(nodes)] = nodes, shares
+        for group in np.array_split(np.arange(probes), -(-probes // beside)):
+            starts = [matrix.draw("sign", seed, int(probe)) for probe in group]
+            for probe, found in zip(group, lanczos_together(watch.matmat, starts, steps), strict=True):
+                nodes, shares = found.ritz()
+                values[probe, : len(nodes)], weights[probe, : len(nodes)] = nodes, shares
         return Spectrum(values=values, weights=weights, **watch.facts())
 
 

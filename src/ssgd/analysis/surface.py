@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -16,11 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..core.checks import check_choice
+from ..core.checks import check_choice, check_count
 from ..core.random_state import put_back, snapshot
 from . import journal as journals
 from . import results
 from .geometry import Axes, Directions, Geometry
+from .measuring import Measured, Measuring, Stacked
+from .precision import full_precision
 from .task import Task, evaluating, kept
 
 Array = NDArray[np.float64]
@@ -47,6 +49,7 @@ class Surface:
     digest: str  # of the anchors' tensors
     seed: int | None = None
     normalise: str | None = None
+    precision: str = "fp32"
     seconds: float | None = None  # all points together; not in the file, which is the same whoever computes it
 
     def values(self, of: str, what: str = "loss") -> Array:
@@ -75,6 +78,9 @@ def evaluate(
     batchnorm: str = "recompute",
     out: str | Path | None = None,
     progress: bool = True,
+    precision: str = "fp32",
+    compile: bool = False,
+    together: int = 1,
 ) -> Surface:
     """Every task at the anchors and at every point of a grid, by default ``geometry.grid()``; the model stays as it is.
 
@@ -84,25 +90,36 @@ def evaluate(
             the first; ``"interpolate"`` combines those of the anchors; ``"keep"`` takes those of the nearest anchor.
         out: points are written to ``out.jsonl`` as they are done, and the same call goes on where it was cut; at the
             end ``out.npz`` and ``out.json`` hold the result. Data and loss are yours to keep the same.
+        precision: ``"fp32"`` without TF32, whatever torch's settings are; ``"tf32"``; or ``"bf16"``, by autocast.
+        compile: with ``torch.compile``: a minute at first, then faster on a GPU.
+        together: so many points in one pass, by vmap over their weights, which agrees up to rounding: for nets too
+            small to fill a GPU.
 
     Under ``torchrun`` the points are shared out; every process returns the whole. Each point starts from the same
     random state, so that shuffling and dropout are alike everywhere.
     """
     check_choice("batchnorm", batchnorm, ("recompute", "interpolate", "keep"))
+    check_choice("precision", precision, ("fp32", "tf32", "bf16"))
+    check_count("together", together)
     model = _common_model(geometry, tasks)
     axes = geometry.grid() if grid is None else grid
-    header = _header(geometry, tasks, axes, batchnorm)
+    header = {**_header(geometry, tasks, axes, batchnorm), "precision": precision}
     points = [*map(tuple, header["anchors"]), *product(*header["axes"])]
     path = None if out is None else Path(out)
     with journals.journal(path, header) as journal:
         rows = journal.begin()
-        missing = [index for index in range(len(points)) if index not in rows]
+        groups = [range(first, min(first + together, len(points))) for first in range(0, len(points), together)]
+        missing = [group for group in groups if not rows.keys() >= {*group}]
         with kept(model), evaluating(model):
-            for index in _shown(missing[journal.rank :: journal.count], progress and journal.rank == 0):
+            walk = _Walk(geometry, tasks, model, batchnorm, precision, compile, together > 1)
+            for group in _shown(missing[journal.rank :: journal.count], progress and journal.rank == 0):
                 start = time.perf_counter()
-                measured = _measure(geometry, tasks, batchnorm, points[index])
-                rows[index] = {"measured": measured, "seconds": time.perf_counter() - start}
-                journal.write(index, rows[index])
+                found = walk.measure([points[index] for index in group])
+                seconds = (time.perf_counter() - start) / len(group)
+                for index, measured in zip(group, found, strict=True):
+                    if index not in rows:
+                        rows[index] = {"measured": measured, "seconds": seconds}
+                        journal.write(index, rows[index])
         rows = journal.end(rows)
         surface = _surface(header, rows)
         if path is not None and journal.rank == 0:
@@ -115,16 +132,62 @@ def so_far(out: str | Path) -> Surface:
     return _surface(*journals.read(Path(out)))
 
 
-def _measure(
-    geometry: Geometry, tasks: Mapping[str, Task], batchnorm: str, point: Sequence[float]
-) -> dict[str, tuple[float, float | None]]:
-    """Loss and error of each task at one point. Leaves the model there."""
-    first = next(iter(tasks.values()))
-    with _the_same_random_numbers(first.model):
-        _move(first.model, geometry, batchnorm, point)
-        if batchnorm == "recompute":
-            tasks.get("train", first).recompute_batchnorm()
-        return {name: task.measure() for name, task in tasks.items()}
+class _Walk:
+    """From point to point, one by one or in groups. Leaves the model at the last."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        tasks: Mapping[str, Task],
+        model: nn.Module,
+        batchnorm: str,
+        precision: str,
+        compile: bool,
+        stacked: bool,
+    ) -> None:
+        statistics = tasks.get("train", next(iter(tasks.values()))) if batchnorm == "recompute" else None
+        self.geometry, self.model, self.batchnorm, self.precision = geometry, model, batchnorm, precision
+        self.one = Measuring(model, tasks, statistics, compile)
+        self.several = Stacked(_bare(model), tasks, statistics, compile) if stacked else None
+
+    def measure(self, points: Sequence[Sequence[float]]) -> list[Measured]:
+        """Loss and error of each task at each point."""
+        if self.several is not None:
+            try:
+                return self._together(self.several, points)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                print(f"points go one by one, because vmap does not serve this model: {error}", file=sys.stderr)
+                self.several = None
+        return [self._alone(point) for point in points]
+
+    def _alone(self, point: Sequence[float]) -> Measured:
+        with self._ready():
+            _move(self.model, self.geometry, self.batchnorm, point)
+            return self.one.here()
+
+    def _together(self, several: Stacked, points: Sequence[Sequence[float]]) -> list[Measured]:
+        with self._ready():
+            snapshots = []
+            for point in points:
+                _move(self.model, self.geometry, self.batchnorm, point)
+                snapshots.append(several.snapshot())
+            return several.at(snapshots)
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """The same random numbers and the precision asked for; autocast forgets the last point's weights."""
+        devices = {p.device for p in self.model.parameters()}
+        states = snapshot(devices)
+        torch.manual_seed(0)
+        try:
+            with full_precision(tf32=self.precision != "fp32"), ExitStack() as casts:
+                for kind in {device.type for device in devices} if self.precision == "bf16" else ():
+                    casts.enter_context(torch.autocast(kind, torch.bfloat16))
+                yield
+        finally:
+            put_back(states)
 
 
 @torch.no_grad()
@@ -137,16 +200,6 @@ def _move(model: nn.Module, geometry: Geometry, batchnorm: str, point: Sequence[
     buffers = geometry.buffers_at(*point, mode="interpolate" if batchnorm == "interpolate" else "keep")
     for name, value in (buffers | geometry.weights_at(*point)).items():  # weights last: one tied to them is no buffer
         targets[name].copy_(value)
-
-
-@contextmanager
-def _the_same_random_numbers(model: nn.Module) -> Iterator[None]:
-    states = snapshot({p.device for p in model.parameters()})
-    torch.manual_seed(0)
-    try:
-        yield
-    finally:
-        put_back(states)
 
 
 def _common_model(geometry: Geometry, tasks: Mapping[str, Task]) -> nn.Module:
@@ -194,8 +247,9 @@ def _surface(header: journals.Header, rows: journals.Rows) -> Surface:
         measured[:, :, index] = np.array([row["measured"][task] for task in tasks], dtype=float).T
     losses, errors = measured[:, :, len(anchors) :].reshape(2, len(tasks), *shape)
     x, y = (*map(np.array, header["axes"]), np.array([]))[:2]
+    kept_as_they_are = ("geometry", "names", "tasks", "batchnorm", "digest", "seed", "normalise", "precision")
     return Surface(
-        **{key: header[key] for key in ("geometry", "names", "tasks", "batchnorm", "digest", "seed", "normalise")},
+        **{key: header[key] for key in kept_as_they_are},
         x=x,
         y=y,
         losses=losses,
@@ -207,13 +261,17 @@ def _surface(header: journals.Header, rows: journals.Rows) -> Surface:
     )
 
 
-def _shown(points: list[int], progress: bool) -> Iterable[int]:
+def _shown(groups: list[range], progress: bool) -> Iterator[range]:
     if not progress:
-        return points
+        yield from groups
+        return
     try:
         from tqdm import tqdm
     except ImportError:
         print("without tqdm there is no progress bar: pip install tqdm", file=sys.stderr)
-        return points
-    bar: Iterable[int] = tqdm(points, unit=" points", file=sys.stderr, dynamic_ncols=True)
-    return bar
+        yield from groups
+        return
+    with tqdm(total=sum(map(len, groups)), unit=" points", file=sys.stderr, dynamic_ncols=True) as bar:
+        for group in groups:
+            yield group
+            bar.update(len(group))

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..core.batchnorm import recompute_bn
 from ..core.checks import check_choice
+from .gathering import gather, tracking_layers
 
 
 def samples(batch: Any) -> int:
@@ -30,7 +31,7 @@ class Task:
     ``loss(model, batch)`` is the mean over the batch's samples; ``batches`` can be gone through again and again (a
     DataLoader, a list), on the model's device; ``size(batch)`` counts samples, so that ragged batches weigh what they
     should; ``wrong(model, batch)`` counts wrong answers, where there are any; ``inputs(batch)`` is what batch-norm's
-    statistics are gathered from.
+    statistics are gathered from. ``loss_and_wrong(model, batch)``, where given, is both from one forward pass.
     """
 
     model: nn.Module
@@ -39,24 +40,57 @@ class Task:
     size: Callable[[Any], int] = samples
     wrong: Callable[[nn.Module, Any], Tensor] | None = None
     inputs: Callable[[Any], Any] = lambda batch: batch[0] if isinstance(batch, (list, tuple)) else batch
+    loss_and_wrong: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def counts_errors(self) -> bool:
+        return self.wrong is not None or self.loss_and_wrong is not None
+
+    def measure(self, sums: Callable[[Any], Tensor] | None = None) -> tuple[float, float | None]:
+        """Mean loss over all samples, in double precision, and the share of wrong answers in percent.
+
+        ``sums(batch)`` is that of the model, where it is to be computed in another way.
+        """
+        return self.means(*self.total(sums or (lambda batch: self.sums(self.model, batch))))
+
+    def sums(self, model: nn.Module, batch: Any) -> Tensor:
+        """Loss, and wrong answers, summed over a batch's samples: two numbers that stay on the device."""
+        if self.loss_and_wrong is not None:
+            loss, wrong = self.loss_and_wrong(model, batch)
+        else:
+            loss = self.loss(model, batch)
+            wrong = torch.zeros_like(loss) if self.wrong is None else torch.as_tensor(self.wrong(model, batch))
+        wide = torch.float32 if loss.device.type == "mps" else torch.float64
+        return torch.stack([loss.to(wide) * self.size(batch), wrong.to(loss.device, wide)])
 
     @torch.no_grad()
-    def measure(self) -> tuple[float, float | None]:
-        """Mean loss over all samples, in double precision, and the share of wrong answers in percent."""
-        loss, wrong, count = 0.0, 0.0, 0
+    def total(self, sums: Callable[[Any], Tensor]) -> tuple[Any, int]:
+        """``sums(batch)``, of one model or of several, added up over all batches, and the number of samples."""
+        total, count = None, 0
         for batch in self.batches:
-            size = self.size(batch)
-            loss += self.loss(self.model, batch).double().item() * size
-            if self.wrong is not None:
-                wrong += float(self.wrong(self.model, batch))
-            count += size
-        if not count:
+            found = sums(batch)
+            total = found.clone() if total is None else total.add_(found)
+            count += self.size(batch)
+        if total is None or not count:
             raise ValueError("the task has no batches: give a loader that can be gone through more than once")
-        return loss / count, None if self.wrong is None else 100 * wrong / count
+        return total.tolist(), count
 
-    def recompute_batchnorm(self) -> None:
-        """Batch-norm's statistics again, of the weights as they are now, over all batches."""
-        recompute_bn(self.model, (self.inputs(batch) for batch in self.batches))
+    def means(self, sums: tuple[float, float], count: int) -> tuple[float, float | None]:
+        """Of a model's sums and the number of samples, what ``measure()`` gives."""
+        loss, wrong = sums
+        return loss / count, 100 * wrong / count if self.counts_errors else None
+
+    def recompute_batchnorm(self, forward: Callable[[Any], Any] | None = None) -> None:
+        """Batch-norm's statistics again, of the weights as they are now: the mean of those of all batches.
+
+        ``forward(inputs)`` is the model, where it is to be called in another way.
+        """
+        bare = getattr(self.model, "_orig_mod", self.model)
+        bare = getattr(bare, "module", bare) if isinstance(bare, nn.parallel.DistributedDataParallel) else bare
+        layers = tracking_layers(bare)
+        moved = [t for layer in layers for t in (layer.running_mean, layer.running_var) if t is not None]
+        if layers and not gather(bare, map(self.inputs, self.batches), forward or bare, moved):
+            recompute_bn(bare, map(self.inputs, self.batches))
 
 
 @contextmanager

@@ -1,0 +1,48 @@
+"""Batch-norm's statistics of the weights as they are, without a word from the device in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def tracking_layers(model: nn.Module) -> list[_BatchNorm]:
+    """Those that keep statistics."""
+    layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    return [layer for layer in layers if layer.running_mean is not None and layer.num_batches_tracked is not None]
+
+
+@torch.no_grad()
+def gather(model: nn.Module, inputs: Iterable[Any], forward: Callable[[Any], object], statistics: list[Tensor]) -> bool:
+    """``statistics``, which ``forward(inputs)`` moves, become their mean over all inputs, as by torch's ``update_bn``.
+
+    False where a layer runs more than once in a pass: of these only the last would count.
+    """
+    layers, modes = tracking_layers(model), {module: module.training for module in model.modules()}
+    momenta = [layer.momentum for layer in layers]
+    counters = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
+    wide = torch.float32 if statistics[0].device.type == "mps" else torch.float64
+    totals, seen = [torch.zeros_like(t, dtype=wide) for t in statistics], 0
+    try:
+        model.train()
+        for layer in layers:
+            layer.momentum = 1.0  # what a batch leaves is its own; update_bn's asks the device for a count each time
+        torch._foreach_zero_(counters)
+        for given in inputs:
+            torch._foreach_zero_(statistics)  # 0 · inf of the batch before would be nan
+            forward(given[0] if isinstance(given, (list, tuple)) else given)
+            torch._foreach_add_(totals, statistics)
+            seen += 1
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+    if not seen:
+        raise ValueError("the task has no batches: give a loader that can be gone through more than once")
+    torch._foreach_copy_(statistics, torch._foreach_div(totals, float(seen)))
+    return torch.stack(counters).eq(seen).all().item() is True
