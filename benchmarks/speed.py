@@ -333,9 +333,8 @@ def first_step() -> list[Row]:
         if name == "first_step_s":
             cache = tempfile.mkdtemp()
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache + "/triton"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=Path(__file__).parent, env=environment, capture_output=True, text=True
-        )
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         line = next((line for line in done.stdout.splitlines() if line.startswith("FIRST")), None)
         if line is None:
             print(done.stdout[-2000:], done.stderr[-2000:])

@@ -13,6 +13,7 @@ from torch.nn.grad import conv2d_input
 SERVED = ((3, 16, 1), (16, 16, 1), (32, 32, 1), (64, 64, 1), (16, 32, 2), (32, 64, 2))  # inputs, outputs, stride
 DTYPES = (torch.bfloat16, torch.float16)
 LARGEST = 2**28  # elements of an input: places are counted in 32 bits
+LARGEST_OF_64 = 2**21  # with so many channels cuDNN is faster from here on
 
 
 def use_fast_convolutions(net: nn.Module) -> int:
@@ -57,7 +58,8 @@ def _serves(conv: nn.Conv2d) -> bool:
 
 def _dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
     """The one torch would compute in, where the kernels do too."""
-    if not x.is_cuda or x.dim() != 4 or not 0 < x.numel() < LARGEST or torch.float64 in (x.dtype, weight.dtype):
+    largest = LARGEST if weight.shape[1] < 64 else LARGEST_OF_64
+    if not x.is_cuda or x.dim() != 4 or not 0 < x.numel() <= largest or torch.float64 in (x.dtype, weight.dtype):
         return None
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
