@@ -1,0 +1,66 @@
+"""What n is: the laws its direction is drawn from, and how long it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Draw = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+
+
+class Law(NamedTuple):
+    """``draw(key, shape, dtype)``, then scaled: to the norm ``level * ||w||``, or else by ``level * rms(w)``."""
+
+    draw: Draw
+    to_norm: bool = True
+
+
+def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -1.0, 1.0)
+
+
+LAWS = {
+    "sphere": Law(jax.random.normal),
+    "sign": Law(jax.random.rademacher, to_norm=False),  # every |z| is 1, so the norm is exact all the same
+    "uniform": Law(_uniform, to_norm=False),
+}
+
+
+def as_law(law: str | Draw) -> Law:
+    """The law of that name, or the user's own."""
+    if callable(law):
+        return Law(law)
+    if law in LAWS:
+        return LAWS[law]
+    raise ValueError(f"no law called {law!r}: use one of {', '.join(LAWS)}, or a function draw(key, shape, dtype)")
+
+
+def noise(w: jax.Array, key: jax.Array, level: Any, law: Law) -> jax.Array:
+    """n for one leaf, in single precision or better; a complex leaf is its real and imaginary parts."""
+    parts = _parts(w)
+    z = law.draw(key, parts.shape, parts.dtype).astype(parts.dtype)
+    length = _norm(z) if law.to_norm else math.sqrt(max(z.size, 1))
+    n = level * _norm(parts) * _ratio(1.0, length) * z
+    return jax.lax.complex(n[0], n[1]) if jnp.iscomplexobj(w) else n
+
+
+def ratio(moved: jax.Array, w: jax.Array) -> jax.Array:
+    """``||moved − w|| / ||w||``, 0 where w is 0."""
+    return _ratio(_norm(_parts(moved) - _parts(w)), _norm(_parts(w)))
+
+
+def _parts(w: jax.Array) -> jax.Array:
+    real = jnp.stack([w.real, w.imag]) if jnp.iscomplexobj(w) else w
+    return real.astype(jnp.promote_types(real.dtype, jnp.float32))
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.sum(x * x))
+
+
+def _ratio(numerator: Any, denominator: Any) -> jax.Array:
+    return jnp.where(denominator > 0, numerator / jnp.where(denominator > 0, denominator, 1), 0)
