@@ -76,6 +76,21 @@ def test_the_pair_is_symmetric_and_fixed_laws_have_exactly_the_level(law, dtype)
             assert ratio(n, w) == pytest.approx(0.5, rel=2 * ROUNDING[dtype])
 
 
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("law", ["sphere", "sign", "uniform", "gaussian"])
+def test_both_points_at_once_are_those_in_turn(law, dtype):
+    parameters = make(*SHAPES, dtype=dtype)
+    clean = [p.detach().clone() for p in parameters]
+    in_turn = []
+    for point in start(parameters, law=law).points():
+        with point:
+            in_turn.append([p.detach().clone() for p in parameters])
+    at_once = start(parameters, law=law).both_points()
+    assert same(parameters, clean)
+    for found, expected in zip(at_once, in_turn, strict=True):
+        assert same([found[p] for p in parameters], expected)
+
+
 def test_weights_at_odd_addresses():
     storage = torch.randn(4404)
     before = storage.clone()

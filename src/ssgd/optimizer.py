@@ -117,16 +117,9 @@ class SSGD(Noisy):
             raise ValueError('both_points() needs one pair, mode="both" and a level above 0: use points()')
         walk = self._over([1, -1])
         weights = self._moving_weights()
-        try:
-            self._plus()
-            plus = weights.values()
-            weights.rest()
-            weights.minus()
-            minus = weights.values()
-        finally:
-            weights.restore()
+        found = weights.both(*self._levels_and_generators(weights))
         walk.done = len(walk.points)
-        return plus, minus
+        return found
 
     def __repr__(self) -> str:
         options = f"mode={self.mode!r}, law={self.law.name!r}, pairs={self.pairs}, bn_stats={self.bn_stats!r}"

@@ -45,6 +45,14 @@ class Bucket:
         pieces = torch.split(flat, [t.numel() for t in self.tensors])
         return [c if t.dim() == 1 else c.view(t.shape) for c, t in zip(pieces, self.tensors, strict=True)]
 
+    def by_parameter(self, pieces: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+        """Pieces shaped like the tensors, each laid out as its parameter is."""
+        laid = [
+            c.as_strided(p.shape, p.stride()) if c.dim() == 1 else c
+            for c, p in zip(pieces, self.parameters, strict=True)
+        ]
+        return dict(zip(self.parameters, laid, strict=True))
+
 
 def make_buckets(parameters: Sequence[tuple[Tensor, int]], flat: bool = True) -> list[Bucket]:
     """Buckets of ``(parameter, group index)``; memory that is there twice (tied weights) enters once."""

@@ -86,6 +86,14 @@ class BucketKernels:
         self._launch(_minus, kept, self._scales, seed, draw, self.law.name)
         self._changed()
 
+    def both(self, seed: Tensor, draw: int, levels: Sequence[float | Tensor]) -> tuple[Tensor, Tensor]:
+        """w + n and w − n, each all tensors in a row; w stays."""
+        plus = self.keep(seed, draw)
+        minus = torch.empty_like(plus)
+        given = tuple(_level(levels[group], plus.device) for group in self._groups)
+        self._launch(_both, plus, minus, self._sums, seed, draw, given, PIECES, self.law.name)
+        return plus, minus
+
     def back(self, kept: Tensor) -> None:
         """w ← kept."""
         self._launch(_back, kept)
@@ -154,6 +162,52 @@ def _plus(
     BLOCK: tl.constexpr,
 ):
     row, weights, copy, numel, at, stop, block = _piece(rows, owners, kept, ALIGNED, BLOCK)
+    scale = _scale(row, numel, sums, levels, PIECES, LAW)
+    if at == 0:
+        tl.store(scales + tl.load(owners + tl.program_id(0)), scale)
+    _shift(weights, copy, numel, at, stop, block, scale, seed, draw, LAW, BLOCK)
+
+
+@triton.jit(do_not_specialize=["draw"])
+def _minus(rows, owners, kept, scales, seed, draw, LAW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    _row, weights, copy, numel, at, stop, block = _piece(rows, owners, kept, ALIGNED, BLOCK)
+    scale = tl.load(scales + tl.load(owners + tl.program_id(0)))
+    _shift(weights, copy, numel, at, stop, block, -scale, seed, draw, LAW, BLOCK)
+
+
+@triton.jit(do_not_specialize=["draw"])
+def _both(
+    rows,
+    owners,
+    kept,
+    other,
+    sums,
+    seed,
+    draw,
+    levels,
+    PIECES: tl.constexpr,
+    LAW: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """kept ← kept + n, other ← kept − n."""
+    row, _weights, copy, numel, at, stop, block = _piece(rows, owners, kept, ALIGNED, BLOCK)
+    across = other + tl.multiple_of(tl.load(row + 2), 4)
+    scale = _scale(row, numel, sums, levels, PIECES, LAW)
+    key = tl.load(seed)
+    while at < stop:
+        left = tl.minimum(numel - at, BLOCK).to(tl.int32)
+        w = _read(copy + at, left, BLOCK).to(tl.float32)
+        z = _noise(key, draw, block, LAW, BLOCK)
+        _write(copy + at, w + scale * z, left, BLOCK)
+        _write(across + at, w + (-scale) * z, left, BLOCK)
+        at += BLOCK
+        block += 1
+
+
+@triton.jit
+def _scale(row, numel, sums, levels, PIECES: tl.constexpr, LAW: tl.constexpr):
+    """What z is multiplied with in this tensor, from what ``_keep`` measured."""
     group = tl.load(row + 7)
     scale = 0.0
     for i in tl.static_range(len(levels)):
@@ -171,16 +225,7 @@ def _plus(
             scale *= tl.sqrt(squares / tl.maximum(drawn, 1e-30))
         else:
             scale *= tl.sqrt(squares / numel.to(tl.float32))
-    if at == 0:
-        tl.store(scales + tl.load(owners + tl.program_id(0)), scale)
-    _shift(weights, copy, numel, at, stop, block, scale, seed, draw, LAW, BLOCK)
-
-
-@triton.jit(do_not_specialize=["draw"])
-def _minus(rows, owners, kept, scales, seed, draw, LAW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    _row, weights, copy, numel, at, stop, block = _piece(rows, owners, kept, ALIGNED, BLOCK)
-    scale = tl.load(scales + tl.load(owners + tl.program_id(0)))
-    _shift(weights, copy, numel, at, stop, block, -scale, seed, draw, LAW, BLOCK)
+    return scale
 
 
 @triton.jit

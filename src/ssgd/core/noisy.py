@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from . import random_state
 from .batchnorm import POLICIES, RunningStatistics
 from .buckets import Bucket, make_buckets
-from .checks import check_choice, check_level, check_seed
+from .checks import check_choice, check_count, check_level, check_seed
 from .halves import halves
 from .noise import Fill, Law, as_law, mix
 from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, unwrap_ddp
@@ -29,6 +29,8 @@ class Noisy(Wrapper):
     own_keys = ("noise", "noise_seed", "noise_step")
     not_copied = ("_walk", "_two_points", "_signature", "_generators", "_in_graphs", "_magnitudes")
     flat_aliases = True  # False where a method needs the tensors in the shape of their gradients
+    _ranks_here = 1  # data parallel ranks that this process stands for
+    _turn = 0  # whose batch the last walk was
     _two_points: TwoPoints | None
     _signature: list[tuple[int, int, int]]
     _generators: dict[Any, torch.Generator]
@@ -71,6 +73,12 @@ class Noisy(Wrapper):
         super().attach(model)
         self._magnitudes = None
         self._find_place()
+
+    def stand_for(self, ranks: int) -> None:
+        """Be so many data parallel ranks in one process: a step's batches see, in turn, the noise each would draw."""
+        check_count("ranks", ranks)
+        self._refuse_inside("stand_for()")
+        self._ranks_here = ranks
 
     @property
     def selected(self) -> list[Tensor]:
@@ -124,10 +132,11 @@ class Noisy(Wrapper):
         """Before capture: let ``graph`` draw this optimizer's noise. Call :meth:`before_replay` before each replay."""
         self._seed_generators()
         weights = self._moving_weights()
-        for bucket in weights.buckets:
-            generator = self._generator(bucket)
-            if not isinstance(generator, DeviceSeed):
-                graph.register_generator_state(generator)
+        for rank in range(self._ranks_here):
+            for bucket in weights.buckets:
+                generator = self._generator(bucket, rank)
+                if not isinstance(generator, DeviceSeed):
+                    graph.register_generator_state(generator)
         self._in_graphs.append(weights)  # a graph holds addresses, not references
 
     def before_replay(self) -> None:
@@ -162,8 +171,12 @@ class Noisy(Wrapper):
     def _plus(self, draw: int = 0) -> None:
         """w → w + n, with a noise of this step for each number ``draw``."""
         weights = self._moving_weights()
+        weights.plus(*self._levels_and_generators(weights), draw)
+
+    def _levels_and_generators(self, weights: TwoPoints) -> tuple[list[Level], list[torch.Generator]]:
+        """The level of each parameter group, and what this step's noise is drawn from for each bucket."""
         levels = [group["noise"] for group in self.param_groups]
-        weights.plus(levels, [self._generator(bucket) for bucket in weights.buckets], draw)
+        return levels, [self._generator(bucket, self._turn) for bucket in weights.buckets]
 
     def _damping(self) -> Damping | None:
         """What a parameter's noise is divided by, if anything."""
@@ -190,9 +203,11 @@ class Noisy(Wrapper):
         return not self._noisy()
 
     def _make_walk(self, signs: Sequence[int], shares: Sequence[float]) -> Walk:
+        first = self._walk is None
+        self._turn = 0 if first else (self._turn + 1) % self._ranks_here
         if not capturing():
             self._seed_generators()
-        elif self._walk is not None:
+        elif self._turn == 0 and not first:
             raise RuntimeError("a CUDA graph holds one batch a step: capture step() with it, or accumulate eagerly")
         elif self.rng == "same":
             raise RuntimeError('rng="same" puts random states back on the host, which a CUDA graph cannot hold')
@@ -245,19 +260,21 @@ class Noisy(Wrapper):
         """Which groups get noise; a tensor is never looked at, and so never taken for zero."""
         return [isinstance(group["noise"], Tensor) or group["noise"] > 0 for group in self.param_groups]
 
-    def _generator(self, bucket: Bucket) -> torch.Generator:
+    def _generator(self, bucket: Bucket, rank: int = 0) -> torch.Generator:
+        """That of one of the ranks this process stands for."""
         kind = DeviceSeed if isinstance(self._two_points, FusedTwoPoints) else torch.Generator
-        if (kind, bucket.key) not in self._generators:
-            self._generators[kind, bucket.key] = kind(bucket.tensors[0].device)
-        return self._generators[kind, bucket.key]
+        if (kind, bucket.key, rank) not in self._generators:
+            self._generators[kind, bucket.key, rank] = kind(bucket.tensors[0].device)
+        return self._generators[kind, bucket.key, rank]
 
     def _seed_generators(self) -> None:
         """Noise is a function of seed, step, rank and shard: all batches of one step see the same."""
         group = self.param_groups[0]
         for index, bucket in enumerate(self._moving_weights().buckets):
             shard = [] if bucket.sharding is None else bucket.sharding.coordinates
-            numbers = group["noise_seed"], group["noise_step"], self._place.key, index, *shard
-            self._generator(bucket).manual_seed(mix(*numbers))
+            for rank in range(self._ranks_here):
+                numbers = group["noise_seed"], group["noise_step"], self._place.key + rank, index, *shard
+                self._generator(bucket, rank).manual_seed(mix(*numbers))
 
     def _end_step(self) -> None:
         if self._walk is not None and not capturing():

@@ -17,6 +17,7 @@ from .noise import Law
 
 Level = float | Tensor
 Damping = Callable[[Tensor], Tensor]
+Values = dict[Tensor, Tensor]
 
 
 class KeptWeights:
@@ -46,12 +47,11 @@ class KeptWeights:
         self.set_to(self.kept)
         self.kept = []
 
-    def values(self) -> dict[Tensor, Tensor]:
+    def values(self) -> Values:
         """A copy of each parameter as it is now, laid out as the parameter is."""
-        found = {}
+        found: Values = {}
         for bucket in self.buckets:
-            for p, value in zip(bucket.parameters, bucket.copy(), strict=True):
-                found[p] = value.as_strided(p.shape, p.stride()) if value.dim() == 1 else value
+            found |= bucket.by_parameter(bucket.copy())
         return found
 
     @torch.no_grad()
@@ -125,6 +125,18 @@ class TwoPoints(KeptWeights):
     def restore(self) -> None:
         super().restore()
         self._mirror = []
+
+    @torch.no_grad()
+    def both(self, levels: Sequence[Level], generators: Sequence[torch.Generator]) -> tuple[Values, Values]:
+        """w + n and w − n as tensors of their own, by parameter; w stays."""
+        try:
+            self.plus(levels, generators)
+            plus = self.values()
+            self.rest()
+            self.minus()
+            return plus, self.values()
+        finally:
+            self.restore()
 
     @torch.no_grad()
     def ratios(self) -> list[Tensor]:
@@ -237,6 +249,16 @@ class FusedTwoPoints(TwoPoints):
     def restore(self) -> None:
         self._at_rest = False
         super().restore()
+
+    @torch.no_grad()
+    def both(self, levels: Sequence[Level], generators: Sequence[torch.Generator]) -> tuple[Values, Values]:
+        plus: Values = {}
+        minus: Values = {}
+        for kernels, generator in zip(self._kernels, generators, strict=True):
+            assert isinstance(generator, DeviceSeed)
+            for found, flat in zip((plus, minus), kernels.both(generator.number, 0, levels), strict=True):
+                found |= kernels.bucket.by_parameter(kernels.cut(flat))
+        return plus, minus
 
     @torch.no_grad()
     def set_to(self, values: Sequence[Sequence[Tensor]]) -> None:
