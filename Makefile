@@ -41,11 +41,11 @@ report: $(VENV)/.test
 	$(PY) -m tests.browser.photograph docs/report.html docs/report.png
 
 docs: $(VENV)/.docs
-	$(PY) -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist site demo*.png .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Torch goes in first and alone: resolved with the rest, another build could come along.
 $(VENV)/.torch: constraints.txt

@@ -1,7 +1,4 @@
-"""Mixed precision, accumulation and DDP around one loop, on one device or many, GPU or CPU.
-
-torchrun --nproc-per-node 2 examples/amp_accumulation_ddp.py    # or python, for one
-"""
+"""Mixed precision, accumulation and DDP: torchrun --nproc-per-node 2 examples/amp_accumulation_ddp.py, or python."""
 
 import argparse
 import os
@@ -56,4 +53,5 @@ if rank == 0:
     right = (net(data.test_images.to(device)).argmax(1).cpu() == data.test_labels).float().mean()
     print(f"{100 * right:.2f} % of the test digits, {ranks} of {device.type}")
 if ranks > 1:
+    torch.distributed.barrier()  # a rank that leaves early may take the others' connections with it
     torch.distributed.destroy_process_group()

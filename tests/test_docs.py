@@ -2,10 +2,14 @@
 of the results."""
 
 import ast
+import importlib
 import json
 import re
+import runpy
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 import torch
@@ -14,7 +18,9 @@ from torch import nn
 from torch.optim import SGD
 
 from ssgd import SSGD
+from ssgd.cli.main import COMMANDS
 from ssgd.methods import METHODS
+from ssgd.train import Execution, Recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -158,6 +164,44 @@ def test_every_method_has_a_card_that_agrees_with_the_registry(name):
         assert f"`{s.name}` = {s.default:g} ({s.low:g} to {s.high:g}): {s.help}\n" in card + "\n"
 
 
+# --- what is made from the code ---------------------------------------------------------------------------------------
+
+
+def test_the_page_of_commands_has_every_command_option_and_field():
+    page = runpy.run_path(str(ROOT / "scripts" / "docs_hooks.py"))["on_page_markdown"](
+        (ROOT / "docs" / "commands.md").read_text()
+    )
+    assert "<!--" not in page
+    for name, command in COMMANDS.items():
+        section = page.partition(f"### ssgd {name}\n")[2].partition("\n### ")[0]
+        assert command.__doc__.strip() in section and f"    ssgd {name}" in section
+        for option in re.findall(r'add_argument\(\s*"(--[\w-]+)"', Path(command.__file__).read_text()):
+            assert re.search(rf"^\| `{option}[ `]", section, re.MULTILINE), f"ssgd {name} {option}"
+    for field in (*fields(Recipe), *fields(Execution)):
+        assert re.search(rf"^\| `{field.name}` \| \S.+ \| .* \|$", page, re.MULTILINE), field.name
+
+
+def test_marks_of_restructured_text_are_taken_out():
+    clean = runpy.run_path(str(ROOT / "scripts" / "docs_hooks.py"))["on_page_content"]
+    assert clean("<p>a :class:<code>Law</code> ::</p>") == "<p>a <code>Law</code>:</p>"
+    assert clean("<p>::</p><p>a::b</p>") == "<p>a::b</p>"
+
+
+@pytest.mark.parametrize("name", re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE))
+def test_what_the_reference_names_is_there_and_has_a_docstring(name):
+    module, _, last = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), last)
+    except ImportError as missing:
+        pytest.skip(str(missing))
+    assert found.__doc__
+
+
+def test_the_reference_has_all_that_ssgd_exports():
+    named = (ROOT / "docs" / "reference.md").read_text()
+    assert all(f"\n::: ssgd.{name}\n" in named for name in importlib.import_module("ssgd").__all__)
+
+
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
@@ -178,3 +222,18 @@ def test_figures_are_those_of_the_results(page):
             assert f"{rows[name]:.{decimals}f}" == value, f"{page.name} says {name} is {value}, {file} {rows[name]}"
     if missing:
         pytest.skip(f"{', '.join(sorted(set(missing)))} is not there to compare with")
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "method.md"], ids=lambda page: page.name)
+def test_the_table_of_split_is_that_of_its_rows(page):
+    rows = [json.loads(line) for line in (ROOT / "results" / "split-cifar100.jsonl").read_text().splitlines()]
+    table = page.read_text()
+    for method, label in (
+        ("sgd", "SGD"),
+        ("halves", "SGD on the batch in halves, no noise"),
+        ("split", "split, level 0.15"),
+    ):
+        (line,) = [line for line in table.splitlines() if re.match(rf"\| {label} \|.*\| 6\d\.", line)]
+        for key in ("test_accuracy", "train_accuracy"):
+            values = [row[key] for row in rows if row["method"] == method]
+            assert f" {mean(values):.2f} ± {stdev(values):.2f} |" in line

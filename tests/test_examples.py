@@ -28,22 +28,22 @@ def figures(name, options, pattern):
 
 
 def test_plain_loop():
-    (accuracy,) = figures("plain_loop.py", ["--epochs", "3"], ACCURACY)
-    assert accuracy > 80
+    (accuracy,) = figures("plain_loop.py", ["--epochs", "2"], ACCURACY)
+    assert accuracy > 70
 
 
 def test_amp_accumulation_and_ddp_give_about_the_same_alone_and_on_two_ranks():
     example = ROOT / "examples" / "amp_accumulation_ddp.py"
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for command, ranks in (([], 1), (torchrun, 2)):
-        shown = printed(*command, example, "--epochs", "3")
+        shown = printed(*command, example, "--epochs", "1")
         (accuracy,) = re.findall(rf"{ACCURACY}, {ranks} of", shown)
-        assert float(accuracy) > 70
+        assert float(accuracy) > 40
 
 
 def test_large_batch():
-    accuracies = figures("large_batch.py", ["--epochs", "6"], ACCURACY)
-    assert len(set(accuracies)) == 3 and min(accuracies) > 50
+    accuracies = figures("large_batch.py", ["--epochs", "4"], ACCURACY)
+    assert len(set(accuracies)) == 3 and min(accuracies) > 40
 
 
 def test_lstm():

@@ -1,11 +1,13 @@
 """What knows what: no part of the package imports one that stands above it."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "ssgd"
+LAYOUT = Path(__file__).parent.parent / "docs" / "layout.md"
 BELOW = {
     "core": set(),
     "files": set(),
@@ -18,9 +20,12 @@ BELOW = {
     "data": {"core"},
     "analysis": {"core", "files"},
     "train": {"core", "optimizer", "methods", "models", "data", "files", "safetensors"},
-    "recipes": {"train"},
+    "recipes": {"models", "data", "train"},
     "solutions": {"models", "analysis", "safetensors", "train"},
     "reproduce": {"core", "files", "methods", "train", "recipes", "analysis", "solutions"},
+    "report": set(),  # results alone
+    "integrations": {"core", "optimizer"},
+    "jax": {"core"},
     "demo": {"core", "optimizer", "data", "analysis"},
 }
 ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "train/__main__.py")  # they may know everything
@@ -48,5 +53,32 @@ def imported(path, inside):
             base = inside[: len(inside) - node.level] if path.name != "__init__.py" else inside[: -node.level]
             target = (*base, *(node.module or "").split(".")) if node.module else base
             yield from [target[0]] if target else [a.name for a in node.names if (PACKAGE / a.name).is_dir()]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ssgd."):
-            yield node.module.split(".")[1]
+        elif isinstance(node, ast.ImportFrom) and node.module == "ssgd":
+            yield from [alias.name for alias in node.names if (PACKAGE / alias.name).is_dir()]
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from [name.split(".")[1] for name in names if name.startswith("ssgd.")]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from ..train import recipe", ["train"]),
+        ("from .. import cli, __version__", ["cli"]),
+        ("from . import noise", ["core"]),
+        ("from ssgd import cli, SSGD", ["cli"]),
+        ("import ssgd.cli.main", ["cli"]),
+        ("from ssgd.data.cifar import cifar", ["data"]),
+        ("import torch", []),
+    ],
+)
+def test_imports_are_seen_however_they_are_written(line, found, tmp_path):
+    file = tmp_path / "file.py"
+    file.write_text(line)
+    assert list(imported(file, ("core", "file"))) == found
+
+
+def test_the_page_of_the_layout_has_every_part():
+    rows = [line.split("|")[1] for line in LAYOUT.read_text().splitlines() if line.startswith("| `")]
+    parts = {name.rstrip("/").removesuffix(".py") for row in rows for name in re.findall(r"`([\w.]+/?)`", row)}
+    assert set(BELOW) | {"cli"} <= parts

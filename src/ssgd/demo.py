@@ -15,6 +15,7 @@ over half a batch take far longer than one over the whole.
 import argparse
 import json
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"Raw numbers: {options.json}")
     draw(runs, options.out)
     look(minima, options)
+    print(what_next())
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -273,6 +275,17 @@ def look(minima: dict[str, nn.Module], options: argparse.Namespace) -> None:
     except ImportError:
         return  # draw() has said so
     print(f"Pictures: {beside(options.out, '-line.png')}, {beside(options.out, '-spectra.png')}")
+
+
+def what_next() -> str:
+    """The commands that lead on from here, as they can be typed."""
+    inside = Path(sys.executable).is_relative_to(Path.cwd())  # as after `make demo`
+    python = Path(sys.executable).relative_to(Path.cwd()) if inside else Path(sys.executable)
+    ssgd = "ssgd" if shutil.which("ssgd") else f"{python} -m ssgd"
+    return (
+        f"Next: `{ssgd} doctor` says what this machine offers;\n"
+        f"`{ssgd} compare --model my.module:build --data folder/` compares them on your own images."
+    )
 
 
 def beside(out: Path, ending: str) -> Path:

@@ -1,6 +1,9 @@
-"""Train variants of a recipe, several at once on a GPU, and compare them over seeds.
+"""Train variants of a recipe, or of your own model on your own images, and compare them over seeds.
 
 --vary method=sgd,split:0.15,ssgd:0.3 trains one variant for each value; twice given, all combinations.
+
+--model package.module:function --data FOLDER, without a recipe, compares SGD, S-SGD and split on a folder of images
+with train/ and val/, a folder in them for each class. The function is called with the number of classes.
 """
 
 from __future__ import annotations
@@ -8,13 +11,13 @@ from __future__ import annotations
 import argparse
 from itertools import product
 
-from ..recipes.configure import from_command_line
+from ..recipes.configure import from_command_line, named
+from ..recipes.own import METHODS
 from ..train.recipe import Recipe, override
 from ..train.terminal import ended, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="one of `ssgd recipes`, or a run's folder")
     parser.add_argument(
         "--vary", action="append", default=[], metavar="KEY=A,B,…", help="a field and the values to compare"
     )
@@ -23,8 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     def work() -> int:
-        recipe, execution = from_command_line(options.recipe, options.rest, "ssgd compare")
-        return show(variants(recipe, options.vary), execution)
+        name, words = named(options.rest)
+        recipe, execution = from_command_line(name, words, "ssgd compare", __doc__ or "")
+        vary = options.vary or ([f"method={','.join(METHODS)}"] if name is None else [])
+        return show(variants(recipe, vary), execution)
 
     return ended(work)
 

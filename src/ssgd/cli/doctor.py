@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -114,7 +113,9 @@ def devices() -> Iterator[Finding]:
         yield Finding("machine", "GPU", False, "none that torch sees; training runs on the CPU", _why_no_gpu())
     for device in (*names, torch.device("cpu")):
         problem = _step(device)
-        yield Finding("machine", f"a step of S-SGD on {device}", not problem, problem or "done", GET_TORCH * bool(problem))
+        yield Finding(
+            "machine", f"a step of S-SGD on {device}", not problem, problem or "done", GET_TORCH * bool(problem)
+        )
 
 
 def _why_no_gpu() -> str:
@@ -166,19 +167,29 @@ def _has(backend: str) -> bool:
 
 
 def extras() -> Iterator[Finding]:
-    """Optional packages, as the installed package lists them."""
+    """Optional packages, as the installed ssgd lists them."""
     try:
         needs = metadata.requires("ssgd") or []
     except metadata.PackageNotFoundError:
         yield Finding("extras", "package", False, "ssgd runs from a folder and is not installed", "pip install .")
         return
     for extra, purpose in EXTRAS.items():
-        listed = [re.split(r"[^\w.-]", line)[0] for line in needs if re.search(rf"extra == ['\"]{extra}['\"]", line)]
-        installed = {name: version for name in listed if (version := _version(name))}
-        missing = [name for name in listed if name not in installed]
-        found = ", ".join([*(f"{name} {version}" for name, version in installed.items()), *(f"no {n}" for n in missing)])
-        remedy = f"pip install 'ssgd[{extra}]' brings {purpose}" if missing else ""
-        yield Finding("extras", extra, not missing, found, remedy)
+        packages = {name: _version(name) for name in _packages(extra, needs)}
+        found = ", ".join(f"{name} {version}" if version else f"no {name}" for name, version in packages.items())
+        complete = bool(packages) and all(packages.values())
+        remedy = "" if complete else f"for {purpose}: pip install 'ssgd[{extra}]'"
+        yield Finding("extras", extra, complete, found or "the installed ssgd is older and does not have it", remedy)
+
+
+def _packages(extra: str, needs: list[str]) -> list[str]:
+    """What an extra asks for, and the extras that it asks for."""
+    found: list[str] = []
+    for need in needs:
+        wanted, _, condition = need.partition(";")
+        if re.search(rf"extra == ['\"]{extra}['\"]", condition):
+            name, inner = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?", wanted).groups()  # type: ignore[union-attr]
+            found += [p for e in inner.split(",") for p in _packages(e, needs)] if name == "ssgd" else [name]
+    return found
 
 
 def _version(package: str) -> str | None:
@@ -211,8 +222,6 @@ def places() -> Iterator[Finding]:
         there = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.exists())
         may = os.access(there, os.W_OK)
         free = f"{shutil.disk_usage(there).free / 1e9:.0f} GB free"
-        yield Finding("folders", name, may, f"{place}, {free if may else 'not to be written to'}", "" if may else remedy)
-
-
-if __name__ == "__main__":
-    sys.exit(run(argparse.Namespace(json="--json" in sys.argv)))
+        yield Finding(
+            "folders", name, may, f"{place}, {free if may else 'not to be written to'}", "" if may else remedy
+        )

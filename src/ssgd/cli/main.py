@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from .. import __version__
 from . import (
     compare,
+    doctor,
     line,
     methods,
     models,
@@ -38,11 +39,25 @@ COMMANDS = {
     "recipes": recipes,
     "methods": methods,
     "models": models,
+    "doctor": doctor,
 }
+NEXT = """from nothing to your own data:
+  ssgd doctor                                            what this machine offers, and what to do about the rest
+  ssgd train digits                                      a training in seconds, on data that come along
+  ssgd compare --model my.module:build --data folder/    SGD, S-SGD and split: your model, your images in folder/train
+                                                         and folder/val, a folder in each for every class
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="ssgd", description="Training that finds flat minima.")
+    if "" not in sys.path:
+        sys.path.append("")  # models of your own are found in the current folder, as python -m ssgd finds them
+    parser = argparse.ArgumentParser(
+        prog="ssgd",
+        description="Training that finds flat minima.",
+        epilog=NEXT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"ssgd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
@@ -58,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not hasattr(options, "run"):
         parser.print_help()
         return 2
-    if options.rest and not hasattr(options, "recipe"):
+    if options.rest and options.run not in (train.run, compare.run):
         parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
     try:
         status = int(options.run(options) or 0)

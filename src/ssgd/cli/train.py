@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 
-from ..recipes.configure import from_command_line
+from ..recipes.configure import from_command_line, named
 from ..train.terminal import ended, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="one of `ssgd recipes`, or a run's folder")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: show(*from_command_line(options.recipe, options.rest, "ssgd train")))
+    return ended(lambda: show(*from_command_line(*named(options.rest), "ssgd train", __doc__ or "")))

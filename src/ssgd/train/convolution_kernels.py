@@ -1,4 +1,4 @@
-"""3×3 convolutions of 16-bit images with few channels, in Triton: forward, and both gradients, adding up in a fixed order.
+"""3×3 convolutions of 16-bit images with few channels, in Triton: forward, and both gradients, in a fixed order.
 
 Pixels lie one after the other with their channels together (channels_last). A tile of pixels with its nine shifted
 copies is the left side of a matrix product; the copies come from the L1 cache, so memory is read about once.
@@ -37,7 +37,7 @@ class Split:
     stages: int
 
 
-# By inputs, outputs and stride; benchmarks/convolutions.py prints the fastest, and leaves out what Triton 3.6 gets wrong.
+# By inputs, outputs and stride; benchmarks/convolutions.py finds the fastest, without those that Triton 3.6 gets wrong.
 FORWARD = {
     (3, 16, 1): Tile(128, 16, 9, 4),
     (16, 16, 1): Tile(256, 16, 1, 8),

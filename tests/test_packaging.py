@@ -1,0 +1,99 @@
+"""What is shipped: the wheel, installed where there is nothing but torch and numpy, and the source archive."""
+
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+pytest.importorskip("hatchling", reason="building needs hatchling")
+
+ROOT = Path(__file__).parent.parent
+DATA = [
+    "ssgd/py.typed",
+    "ssgd/data/digits.npz",
+    "ssgd/data/digits.LICENSE.txt",
+    "ssgd/report/targets.json",
+    "ssgd/report/page.html",
+    "ssgd/report/page.css",
+    "ssgd/report/page.js",
+]
+
+
+def run(*command, **options):
+    found = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built")
+    run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (wheel,) = built.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def empty(wheel, tmp_path_factory):
+    """The Python of an environment of its own with the wheel in it; torch and the rest are lent by ours."""
+    folder = tmp_path_factory.mktemp("empty")
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    places = {"base": str(folder), "platbase": str(folder)}
+    python = Path(sysconfig.get_path("scripts", "venv", places)) / Path(sys.executable).name
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
+    lent = sysconfig.get_path("purelib")
+    (Path(sysconfig.get_path("purelib", "venv", places)) / "lent.pth").write_text(lent + "\n")
+    return python
+
+
+def test_package_data_and_every_module_are_in_the_wheel(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
+    assert names >= modules | set(DATA)
+    assert all(name.startswith(("ssgd/", "ssgd-")) for name in names)
+
+
+def test_the_source_archive_has_what_a_change_needs(built):
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    assert names >= {"examples/README.md", "docs/index.md", "mkdocs.yml", "Makefile", "README.md", "LICENSE"}
+    assert names >= {"tests/test_packaging.py", "scripts/docs_hooks.py", "src/ssgd/data/digits.npz"}
+
+
+def test_it_runs_from_an_empty_environment(empty, tmp_path):
+    code = "import ssgd; from ssgd.data import digits; print(ssgd.__file__); digits(10, 0)"
+    assert Path(run(empty, "-c", code, cwd=tmp_path).strip()).is_relative_to(empty.parent.parent)
+    assert re.match(r"ssgd \d+\.\d+", run(empty.parent / "ssgd", "--version", cwd=tmp_path))
+
+
+def test_its_requirements_are_met(empty, tmp_path):
+    """By what is installed here: pip check names every package, and ours must not be among them."""
+    check = [sys.executable, "-m", "pip", "--python", empty, "check"]
+    found = subprocess.run([str(word) for word in check], capture_output=True, text=True, cwd=tmp_path)
+    assert not re.findall(r"^ssgd .*$", found.stdout, re.MULTILINE)
+
+
+def test_import_takes_less_than_a_second_more_than_torch(empty, tmp_path):
+    """The processor's time, for the machine may have other things to do."""
+    code = "import time, torch; start = time.process_time(); import ssgd; print(time.process_time() - start)"
+    assert median(float(run(empty, "-c", code, cwd=tmp_path)) for _ in range(3)) < 1
+
+
+def test_import_loads_no_more_than_the_optimizer_needs(empty, tmp_path):
+    code = "import sys, torch; before = {*sys.modules}; import ssgd; print(*{*sys.modules} - before)"
+    loaded = run(empty, "-c", code, cwd=tmp_path).split()
+    parts = {name.split(".")[1] for name in loaded if name.startswith("ssgd.")}
+    assert parts == {"core", "optimizer", "schedules"}
+    assert not {"tyro", "tqdm", "matplotlib", "lightning", "transformers", "jax", "ray", "scipy"} & set(loaded)
