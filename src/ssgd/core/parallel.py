@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -11,11 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 if dist.is_available():
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
-
-SHARDED: tuple[type, ...] = (DTensor,) if dist.is_available() else ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,13 @@ class Sharding:
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    return isinstance(parameter, SHARDED)
+    return _is(parameter, "torch.distributed.tensor", "DTensor")
+
+
+def _is(thing: object, module: str, name: str) -> bool:
+    """Whether it is of a class that is slow to load: where nobody has loaded it, nothing is."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(thing, kind)
 
 
 def local(parameter: Tensor) -> Tensor:
@@ -148,8 +151,8 @@ def reshard(model: nn.Module | None) -> None:
     if model is None or not dist.is_available():
         return
     for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+        if _is(module, "torch.distributed.fsdp", "FSDPModule"):
+            module.reshard()  # type: ignore[operator]
 
 
 def reduce_gradients(model: nn.Module | None) -> None:
@@ -160,8 +163,8 @@ def reduce_gradients(model: nn.Module | None) -> None:
     if model is None or not dist.is_available():
         return
     for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_requires_gradient_sync(True, recurse=False)
+        if _is(module, "torch.distributed.fsdp", "FSDPModule"):
+            module.set_requires_gradient_sync(True, recurse=False)  # type: ignore[operator]
 
 
 @contextmanager
