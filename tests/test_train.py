@@ -16,7 +16,7 @@ from ssgd.core.noise import mix
 from ssgd.data import registry
 from ssgd.methods import METHODS
 from ssgd.safetensors import read_safetensors
-from ssgd.train import Execution, Recipe, RunDir, classify, compare, train
+from ssgd.train import Execution, Recipe, RunDir, classify, compare, progress, train
 from ssgd.train.distributed import Ranks
 from ssgd.train.run import Diverged, Run
 
@@ -338,9 +338,9 @@ def test_a_result_says_all_about_its_run(quiet, tmp_path):
     recipe = small(method="ssgd", level=0.3, seeds=(3, 4))
     rows = train(recipe, replace(quiet, results=str(tmp_path / "new" / "results.jsonl")))
     assert " ".join(rows[0]) == (
-        "experiment model data method mode level law phases weight_decay seed epochs passes seconds train_loss"
-        " train_accuracy train_top5_accuracy test_loss test_accuracy test_top5_accuracy skipped device versions commit"
-        " recipe curve curves"
+        "experiment model data method mode level law phases weight_decay devices seed epochs passes seconds"
+        " train_loss train_accuracy train_top5_accuracy test_loss test_accuracy test_top5_accuracy skipped device"
+        " versions commit recipe curve curves"
     )
     expected = {"experiment": "small", "method": "ssgd", "mode": "both", "level": 0.3, "law": "sphere", "passes": 4.0}
     assert {key: rows[0][key] for key in expected} == expected
@@ -354,6 +354,17 @@ def test_a_result_says_all_about_its_run(quiet, tmp_path):
         "recipe.json", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "weights.safetensors",
         "result.json", "lock",
     }  # fmt: skip
+
+
+def test_a_row_that_a_kill_has_swallowed_is_added_by_the_next_call(quiet, tmp_path):
+    file = tmp_path / "results.jsonl"
+    told = replace(quiet, results=str(file))
+    rows = train(small(seeds=(3, 4)), told)
+    whole = file.read_bytes()
+    assert train(small(seeds=(3, 4)), told) == rows and file.read_bytes() == whole
+    file.write_bytes(whole.splitlines(keepends=True)[1])
+    assert train(small(seeds=(3, 4)), told) == rows
+    assert sorted(file.read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
 def test_the_result_is_that_of_the_last_epoch_not_of_the_best(quiet):
@@ -449,3 +460,11 @@ def test_evaluation_leaves_every_module_in_its_mode():
     batch = torch.randn(4, 1, 8, 8), torch.randint(10, (4,))
     classify.count(net, [batch], nullcontext, torch.device("cpu"))
     assert seen == [False] and net.training and not frozen.training
+
+
+def test_compilation_is_told(quiet, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LONG", 0.0)
+    monkeypatch.setattr(Run, "compiles_next", property(lambda run: run.position == 0))
+    train(small(phases="1"), replace(quiet, progress=True))
+    told = capsys.readouterr().err
+    assert "compiling, a minute at most" in told and told.count("compiled in 0 s") == 1

@@ -101,7 +101,9 @@ def drive(
             for job in list(live):
                 with alone(job):
                     job.stop_asked = job.stop_asked or stop() is not None
-                    progress.passed(job, job.advance())
+                    with progress.waiting_for(job):
+                        images = job.advance()
+                    progress.passed(job, images)
                 if job.over:
                     live.remove(job)
                     progress.end(job)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .kinds import judged
 
 if TYPE_CHECKING:
     from .job import Job
+
+
+LONG = 5.0  # seconds
 
 
 class Progress:
@@ -54,6 +60,19 @@ class Progress:
             if self._bar is not None:
                 self._bar.total += job.images_to_come
                 self._bar.refresh()
+
+    @contextmanager
+    def waiting_for(self, job: Job) -> Iterator[None]:
+        """A step, which may have to be compiled first: said before, and afterwards where it took long."""
+        if job.run is None or not job.run.compiles_next:
+            yield
+            return
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{job.label}: compiling, a minute at most and kept for the next time")
+        began = time.perf_counter()
+        yield
+        if (took := time.perf_counter() - began) > LONG:
+            self._say_of(job, f"compiled in {took:.0f} s")
 
     def passed(self, job: Job, images: float) -> None:
         if self._bar is not None:
