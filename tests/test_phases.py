@@ -87,6 +87,11 @@ def test_warm_restarts_have_torchs_rate_at_every_moment():
         assert schedule.lr(moment / 7) == pytest.approx(torchs.get_last_lr()[0], rel=1e-9, abs=1e-15)
 
 
+def test_a_method_of_twice_the_epochs_has_them_in_a_phase_of_its_own_too():
+    assert [phase.epochs for phase in read("75(sgd-2x)-50-50").phases] == [150, 50, 50]
+    assert [phase.epochs for phase in read("75-50-50", method="sgd-2x").phases] == [150, 100, 100]
+
+
 def test_rates_change_exactly_at_the_boundaries():
     schedule = read("75-50-50")
     moments = {0: 0.1, 74.999: 0.1, 75: 0.01, 124.999: 0.01, 125: 0.001, 174.999: 0.001}
@@ -125,7 +130,7 @@ def test_the_mixes_of_table_1_cost_no_more_than_sgds_175_epochs():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_phase_costs_the_passes_of_its_method(method):
-    assert read(f"3-2({method})", (0.1,)).passes == 3 + 2 * METHODS[method].passes
+    assert read(f"3-2({method})", (0.1,)).passes == 3 + 2 * METHODS[method].epochs * METHODS[method].passes
 
 
 def test_a_schedule_reads_as_a_sentence():

@@ -135,7 +135,8 @@ def parse(
     phases = []
     for (count, mark, name, own), rate in zip(read, rates, strict=True):
         if name:
-            phases.append(Phase(int(count), rate, registry.get(name).name, None if own is None else float(own)))
+            named = registry.get(name)
+            phases.append(Phase(round(int(count) * named.epochs), rate, name, None if own is None else float(own)))
         elif mark or not marked:
             phases.append(Phase(round(int(count) * times), rate, method, level))
         else:
