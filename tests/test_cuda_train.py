@@ -82,6 +82,19 @@ def test_the_graph_of_every_method_is_its_eager_step() -> None:
             assert torch.equal(a, b), name
 
 
+def test_the_graph_of_four_devices_is_their_eager_step() -> None:
+    for name in ("sgd", "ssgd", "split", "smoothout-x2"):
+        said: list[str] = []
+        runs = [fresh(name, said, graph=graph, pair=graph, devices=4) for graph in (True, False)]
+        for run in runs:
+            for _ in range(4):
+                run.step()
+            torch.cuda.synchronize()
+        assert not said, f"{name} said {said}"
+        for a, b in zip(*(tensors(run) for run in runs), strict=True):
+            assert torch.equal(a, b), name
+
+
 def test_both_passes_at_the_same_time_are_the_passes_in_turn() -> None:
     for name in ("ssgd", "split"):
         for graph in (True, False):
@@ -152,8 +165,10 @@ def advance(recipe: Recipe, execution: Execution, steps: int) -> None:
 
 def fresh(name: str, said: list[str], **options: Any) -> Run:
     """A run without compilation, from the same first weights each time."""
-    precision = options.pop("precision", "bf16")
-    recipe = replace(SHORT, method=name, precision=precision, phases="9", lr=(0.05,), batch=32)
+    changes = {key: options.pop(key) for key in ("precision", "devices") if key in options}
+    recipe = replace(
+        SHORT, **{"method": name, "precision": "bf16", "phases": "9", "lr": (0.05,), "batch": 32, **changes}
+    )
     set_up(recipe, EXACT)
     device = torch.device("cuda", 0)
     return Run(recipe, 0, Sources(EXACT).get(recipe, device), device, Ranks(), say=said.append, **options)

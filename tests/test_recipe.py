@@ -208,6 +208,7 @@ def test_figure_5_has_the_papers_batches_and_restarts():
         for method in ("sgd", "ssgd"):
             steps, restarts = get(f"fig5/{method}/{batch}"), get(f"fig5/{method}r/{batch}")
             assert {steps.data, restarts.data} == {"cifar10"} and {steps.batch, restarts.batch} == {batch}
+            assert steps.devices == restarts.devices == 4
             assert steps.schedule.epochs == 175 and restarts.schedule.epochs == 300
             assert steps.schedule.lr(0) == restarts.schedule.lr(0) == 0.1
             assert [phase.period for phase in restarts.schedule.phases] == [10, 20, 40, 80, 160]

@@ -121,6 +121,7 @@ def test_a_run_counts_wherever_its_training_stands():
         {"perturb": "conv"},
         {"phases": "75-25S-25S"},
         {"batch": 256},
+        {"devices": 4},
         {"warm_up": 5.0},
         {"held_out": 5000},
         {"train_limit": 100},
@@ -149,6 +150,10 @@ def test_a_seed_counts_once_and_fields_that_older_rows_lack_have_their_usual_val
         old["recipe"].pop(name, None)
     runs = [run("table2/cifar100/resnet20/sgd"), run("fig3/sgd"), as_run(old)]
     assert [found.seed for found in matching(runs, wanted, "table2")] == [0, 1]
+    four = row("fig5/sgd/1024")
+    assert matching([as_run(four)], cell("fig5", "SGD", "1024").wanted, "fig5")
+    del four["recipe"]["devices"]
+    assert not matching([as_run(four)], cell("fig5", "SGD", "1024").wanted, "fig5")
     without = {key: value for key, value in old.items() if key != "recipe"}
     assert not matching([as_run(without)], wanted, "table2")
 

@@ -13,7 +13,7 @@ from ssgd.analysis import results as analysis
 from ssgd.analysis.spectrum import Spectrum
 from ssgd.analysis.surface import Surface
 from ssgd.cli.main import main
-from ssgd.recipes import RECIPES, get
+from ssgd.recipes import RECIPES, get, price
 from ssgd.recipes.digits import digits
 from ssgd.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan
 from ssgd.reproduce.branch import branch
@@ -107,6 +107,8 @@ def test_smoke_keeps_methods_and_phases(name):
         (Recipe(), Recipe(lr=(0.2, 0.02, 0.002), lr_for_batch=256), True),
         (Recipe(), Recipe(weight_decay=5e-4), False),
         (Recipe(), Recipe(held_out=5000), False),
+        (Recipe(), Recipe(devices=4), False),
+        (get("comparison/dropconnect"), get("comparison/dropconnect-conv"), False),
         (Recipe(), Recipe(method="halves"), False),
         (Recipe(method="ssgd"), Recipe(method="ssgd", law="uniform"), False),
         (Recipe(method="ssgd"), Recipe(method="ssgd", perturb="conv"), False),
@@ -175,6 +177,34 @@ def test_the_expected_time_comes_from_rows_of_the_same_net_and_device():
     assert expected_seconds(runs, rows, "other", 1) == (0, {"small-cnn", "resnet20"})
 
 
+def test_side_by_side_the_longest_begin_first_and_unknown_nets_before_them(here, monkeypatch):
+    recipes = tiny("a", seeds=(0, 1)), tiny("b", method="ssgd", seeds=(0, 1)), tiny("c", model="resnet20")
+    results = Results("results")
+    found = plan(made_of(*recipes), "paper", results)
+    begun = []
+    monkeypatch.setattr("ssgd.reproduce.on_ray.train_on_ray", lambda runs, *_: begun.append([r.name for r in runs]))
+    carry_out(found, here, results, on="ray")
+    known = {"model": "small-cnn", "passes": 1.0, "device": "cpu", "seconds": 1.0, "at_once": 1}
+    results.rows.append({**known, "recipe": tiny().to_json()})
+    carry_out(found, here, results, on="ray")
+    results.rows.append({**known, "model": "resnet20", "recipe": tiny().to_json(), "seconds": 1.5})
+    carry_out(found, here, results, on="ray")
+    carry_out(found, here, results, on="ray", limit=3)  # of those that come first, seed by seed
+    a, b, c = ["test/a"] * 2, ["test/b"] * 2, ["test/c"]
+    assert begun == [[*b, *a, *c], [*c, *b, *a], [*b, *c, *a], ["test/b", "test/c", "test/a"]]
+
+
+def test_price_takes_its_levels_from_those_that_tune_tries():
+    tuned = {get(name).level for name in RECIPES if name.startswith("tune/cifar100/resnet20/split-")}
+    assert tuned == {0.17, 0.26, 0.43} == {level for method, level in price.CONTENDERS.values() if method == "split"}
+    for method, level in price.CONTENDERS.values():
+        assert method not in ("sam", "asam") or level in price.TUNED[method]
+    for label, (method, level) in price.CONTENDERS.items():
+        recipe = get(f"price/cifar10/vgg16/{label}")
+        assert (recipe.method, recipe.level, recipe.law, recipe.held_out) == (method, level, "uniform", 0)
+        assert 0 not in recipe.seeds and get("tune/cifar10/vgg16/sgd").seeds == (0,)
+
+
 def test_a_plan_says_all_before_anything_is_done(here, capsys):
     assert main(["reproduce", "fig7", "--plan", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
@@ -186,6 +216,11 @@ def test_a_plan_says_all_before_anything_is_done(here, capsys):
     )
     shown = capsys.readouterr().out
     assert "2 seeds (the paper's: 5 seeds)" in shown and "6 runs, 0 done" in shown
+    assert re.search(r"^table2/cifar100/vgg6/ssgd-0.7 +1 +350$", shown, re.MULTILINE)
+    words = ["reproduce", "price", "--plan", "--device", "cpu", "--only", "price/cifar100/resnet20/*", "--limit", "12"]
+    assert main(words) == 0
+    listed = re.findall(r"^price/cifar100/resnet20/(\S+) +([\d, ]+?) +\d+$", capsys.readouterr().out, re.MULTILINE)
+    assert dict(listed) == {**dict.fromkeys(price.CONTENDERS, "1"), "sgd": "1, 2", "halves": "1, 2"}
     assert not list(Path().iterdir())
 
 

@@ -124,6 +124,33 @@ def test_shares_of_different_length_are_evaluated_with_sharded_weights(ranks: Ra
         assert found[key] == pytest.approx(expected[key], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "sgd"},
+        {"method": "ssgd"},
+        {"method": "ssgd", "per_rank": False},
+        {"method": "ssgd", "bn_stats": "once", "clip": 1.0},
+        {"method": "ssgd-x2"},
+        {"method": "split"},
+        {"method": "swa"},
+    ],
+    ids=lambda changes: " ".join(str(value) for value in changes.values()),
+)
+def test_one_process_stands_for_four_devices(ranks: Ranks, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Batch-norm over a quarter of the batch, noise of each device's own, rank 0's running statistics."""
+    short = {"model": "small-cnn", "batch": 32, "train_limit": 64, "lr": (0.02, 0.01), "per_rank": None}
+    recipe = replace(RECIPE, **{**short, **changes})
+    four, *_ = ranks(4, trained, recipe, tmp_path / "4")
+    (alone,) = ranks(1, trained, replace(recipe, devices=4), tmp_path / "1")
+    (whole,) = ranks(1, trained, recipe, tmp_path / "whole")
+    differences = [max((found[name] - four[name]).abs().max() for name in four) for found in (alone, whole)]
+    assert differences[0] < 1e-6 < 1e-2 < differences[1]  # 1.2e-7 was seen
+    assert_metrics_close(tmp_path / "1", tmp_path / "4")
+    again, *_ = ranks(4, trained, replace(recipe, devices=4), tmp_path / "again")
+    assert_bitwise(again, four)
+
+
 # --- replicas stay alike --------------------------------------------------------------------------------------------
 
 
@@ -240,9 +267,10 @@ def trained_by_name(rank: int, recipe: Recipe, out: Path) -> None:
         (1, {"method": "mirror"}, "method=mirror needs an even number of processes, not 1"),
         (2, {"method": "ema", "parallel": "fsdp"}, "method=ema does not go with sharded weights"),
         (2, {"per_rank": True, "parallel": "fsdp"}, "per_rank=true does not go with sharded weights"),
+        (2, {"devices": 4}, "devices=4 takes one process or 4, not 2: use torchrun --nproc-per-node 4, or none"),
         (2, {"pair": True}, "graph=true and pair=true are for one process"),
     ],
-    ids=["batch", "sync", "mirror", "average", "noise by rank", "pair"],
+    ids=["batch", "sync", "mirror", "average", "noise by rank", "devices", "pair"],
 )
 def test_what_so_many_processes_cannot_do_is_refused_before_a_folder_is_made(
     ranks: Ranks, tmp_path: Path, count: int, changes: dict[str, Any], sentence: str

@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="instead of the experiment's own")
     parser.add_argument("--only", metavar="PATTERN", help="runs whose name holds it, such as 'resnet20/*/seed-0'")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most so many runs now")
-    parser.add_argument("--plan", action="store_true", help="say what is missing and what it costs, and stop")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N missing runs, seed by seed")
+    parser.add_argument("--plan", action="store_true", help="list what is missing and what it costs, and stop")
     parser.add_argument("--out", default="runs", help="the folder that gets a folder for each run (default: runs)")
     parser.add_argument("--results", default="results", metavar="DIR", help="where rows are kept (default: results)")
     parser.add_argument("--folder", help="where the data lie; else $SSGD_DATA, else a cache folder")
@@ -56,6 +56,8 @@ def work(options: argparse.Namespace) -> int:
     plan = reproduce.plan(experiment, options.scale, results, options.out, **chosen)
     if speaks():
         print(wording.of_plan(plan, results, execution, options.limit), flush=True)
+        if options.plan and plan.to_do:
+            print(wording.to_do(plan, options.limit))
     if options.plan:
         return 0
     failures = reproduce.carry_out(plan, execution, results, limit=options.limit, on=options.on)

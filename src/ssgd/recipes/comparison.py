@@ -15,3 +15,8 @@ def dropconnect() -> Recipe:
     return replace(
         cifar("cifar10"), name="comparison/dropconnect", method="dropconnect", level=DROPPED, seeds=(0, 1, 2, 3, 4)
     )
+
+
+def dropconnect_conv() -> Recipe:
+    """The same on the convolutions instead, with which the paper's training failed."""
+    return replace(dropconnect(), name="comparison/dropconnect-conv", perturb="conv")

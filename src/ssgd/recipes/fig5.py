@@ -1,7 +1,8 @@
 """Figure 5: large batches on four devices, with and without warm restarts.
 
-The batch is divided among the ranks of ``torchrun --nproc-per-node 4``; batch-norm sees one rank's part, as in the
-paper. The learning rate is that of one device, neither scaled nor warmed up; ``-scaled`` recipes are, as a control.
+The batch is divided in four as among the paper's devices, each of which has batch-norm and, we take it, noise of its
+own: in one process, or in the four of ``torchrun --nproc-per-node 4``. The learning rate is that of one device, neither
+scaled nor warmed up; ``-scaled`` recipes are, as a control.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ BATCHES = (1024, 2048, 4096, 16384)
 METHODS = ("sgd", "sgdr", "ssgd", "ssgdr")
 SCALED = ("sgd", "ssgd")
 LEVEL = 0.5  # not stated for this figure
+DEVICES = 4
 
 
 def fig5(method: str, batch: int) -> Recipe:
     """ResNet20 on CIFAR-10; the -r methods anneal by cosines of 10, 20, 40, … epochs, 300 in all."""
     level = LEVEL if method.startswith("ssgd") else None
-    recipe = replace(cifar("cifar10"), name=f"fig5/{method}/{batch}", level=level, batch=batch)
+    recipe = replace(cifar("cifar10"), name=f"fig5/{method}/{batch}", level=level, batch=batch, devices=DEVICES)
     if not method.endswith("r"):
         return replace(recipe, method=method)
     return replace(recipe, method=method, phases="10*2", lr=(0.1,), epochs=300)

@@ -43,7 +43,7 @@ def _all() -> dict[str, Callable[[], Recipe]]:
     makers += [partial(table3.table3, depth, method) for depth in (18, 50) for method in ("sgd", "ssgd")]
     makers.append(table3.tiny_imagenet10)
     makers += [partial(fig3.fig3, a, curve) for curve in fig3.FIG_A1 for a in fig3.LEVELS]
-    makers += [fig3.level_0, fig3.dropout, comparison.dropconnect]
+    makers += [fig3.level_0, fig3.dropout, comparison.dropconnect, comparison.dropconnect_conv]
     makers += [partial(fig5.fig5, method, batch) for method in fig5.METHODS for batch in fig5.BATCHES]
     makers += [partial(fig5.scaled, method, batch) for method in fig5.SCALED for batch in fig5.BATCHES]
     makers += [partial(fig7.fig7, label) for label in fig7.PHASES]

@@ -24,6 +24,7 @@ USUAL: Wanted = {
     "settings": {},
     "bn_stats": "both",
     "per_rank": None,
+    "devices": 1,
     "sync_batchnorm": False,
     "recompute_bn": False,
     "normalise": "speaker",
@@ -66,7 +67,8 @@ def matching(runs: Iterable[Run], wanted: Wanted, part: str) -> list[Run]:
 
 
 def _fits(run: Run, wanted: Wanted, aside: tuple[str, ...]) -> bool:
-    return all(same(_field(run, name, value), value) for name, value in wanted.items() if name not in aside)
+    fields = {name: value for name, value in wanted.items() if name not in aside}
+    return all(same(_field(run, name, USUAL.get(name, value)), value) for name, value in fields.items())
 
 
 def _field(run: Run, name: str, usual: object) -> object:

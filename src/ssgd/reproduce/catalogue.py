@@ -96,8 +96,9 @@ def _solutions(make: Callable[[str], Recipe], labels: Sequence[str]) -> Callable
 
 def _of_comparison(scale: str) -> list[Recipe]:
     sgd = table2.table2("cifar10", "resnet20")
+    dropped = comparison.dropconnect(), comparison.dropconnect_conv()
     tried = [fig3.fig3(a, curve) for curve in fig3.FIG_A1 for a in (0.4, 0.5)]
-    return at(scale, [sgd, comparison.dropconnect(), fig3.level_0(), fig3.dropout(), *tried])
+    return at(scale, [sgd, *dropped, fig3.level_0(), fig3.dropout(), *tried])
 
 
 def _of_baseline(scale: str) -> list[Recipe]:
@@ -124,7 +125,7 @@ def _nets(scale: str) -> list[tuple[str, str]]:
     return [(data, model) for model in models for data in reversed(DATA)]
 
 
-_four = "batch-norm is to see a quarter of the batch: torchrun --nproc-per-node 4 -m ssgd reproduce fig5"
+_four = "one GPU stands for the paper's four; on four: torchrun --nproc-per-node 4 -m ssgd reproduce fig5"
 _wsj = "the paper's WSJ is licensed and must lie in the data folder; AN4 and connected digits stand beside it"
 _imagenet = "ImageNet must be a folder or link called imagenet, with train/ and val/, where the command is given"
 _shared = "the runs are those of table2"

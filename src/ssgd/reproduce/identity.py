@@ -20,6 +20,8 @@ def identity(recipe: Recipe) -> str:
     schedule = recipe.schedule
     phases = [asdict(_settled(phase)) for phase in schedule.phases]
     aside = {*ASIDE, *IN_THE_SCHEDULE, *(() if any(map(_noisy, schedule.phases)) else OF_NOISE)}
+    if any(phase.method == "dropconnect" for phase in schedule.phases):
+        aside.discard("perturb")  # it says which layers
     rest = {key: value for key, value in recipe.to_json().items() if key not in aside}
     return json.dumps({**rest, "phases": phases, "warm_up": schedule.warm_up, "peak": schedule.peak}, sort_keys=True)
 

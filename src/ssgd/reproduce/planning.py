@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
+
 from ..core.checks import check_choice
 from ..train.execution import Execution
 from ..train.recipe import Recipe
@@ -110,18 +112,41 @@ def expected_seconds(runs: Iterable[Planned], rows: Iterable[Row], device: str, 
 
     A row's seconds are those of a run among others: as many as it says, or as many as now.
     """
-    rates = defaultdict(list)
-    for row in rows:
-        work = _work(row["passes"], row["recipe"]) if row.get("recipe") else None
-        if work and row["device"] == device:
-            rates[row["model"]].append(row["seconds"] / row.get("at_once", at_once) / work)
+    rates = _rates(rows, device, at_once)
     seconds, unknown = 0.0, set()
     for run in runs:
         if run.work is None or run.recipe.model not in rates:
             unknown.add(run.recipe.model)
         else:
-            seconds += mean(rates[run.recipe.model]) * run.work
+            seconds += rates[run.recipe.model] * run.work
     return seconds, unknown
+
+
+def longest_first(runs: Sequence[Planned], rows: Iterable[Row], device: str) -> list[Planned]:
+    """So that runs side by side end at nearly the same time. Nets of which nothing is known may be the longest."""
+    rates = _rates(rows, device, 1)
+    places = {model: place for place, model in enumerate(dict.fromkeys(run.recipe.model for run in runs))}
+
+    def cost(run: Planned) -> tuple[bool, float, float]:
+        model, work = run.recipe.model, run.work or 0.0
+        return (True, -rates[model] * work, 0.0) if model in rates else (False, places[model], -work)
+
+    return sorted(runs, key=cost)
+
+
+def device_name(execution: Execution) -> str:
+    """What rows call the device."""
+    return torch.cuda.get_device_name() if execution.kind == "cuda" else "cpu"
+
+
+def _rates(rows: Iterable[Row], device: str, at_once: int) -> dict[str, float]:
+    """Seconds a sample, by net."""
+    found = defaultdict(list)
+    for row in rows:
+        work = _work(row["passes"], row["recipe"]) if row.get("recipe") else None
+        if work and row["device"] == device:
+            found[row["model"]].append(row["seconds"] / row.get("at_once", at_once) / work)
+    return {model: mean(seconds) for model, seconds in found.items()}
 
 
 def _one_seed_each(recipes: Sequence[Recipe], seeds: Sequence[int] | None) -> Iterable[Recipe]:

@@ -15,7 +15,7 @@ from ..train.recipe import Recipe
 from ..train.terminal import explained, speaks
 from .branch import branch
 from .pictures import draw
-from .planning import Plan
+from .planning import Plan, Planned, device_name, longest_first
 from .rows import Results
 
 Ended = dict[str, Any]  # name, and either result and at_once or failure
@@ -27,12 +27,15 @@ def carry_out(
 ) -> dict[str, str]:
     """Runs what is missing, at most ``limit`` runs. Returns what went wrong, by the name of the run.
 
-    A run that fails does so alone. Called again, it goes on where it was cut.
+    A run that fails does so alone. Called again, it goes on where it was cut. Side by side the longest begin first.
     """
     if limit is not None:
         check_count("limit", limit)
     failures: dict[str, str] = {}
-    chosen = {run.name: run for run in plan.to_do[:limit]}
+    runs: Sequence[Planned] = plan.to_do[:limit]
+    if on == "ray" or (execution.kind == "cuda" and "RANK" not in os.environ):
+        runs = longest_first(runs, results.rows, device_name(execution))
+    chosen = {run.name: run for run in runs}
 
     def over(ended: Ended) -> None:
         if "failure" in ended:

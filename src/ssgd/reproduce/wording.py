@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-import torch
-
 from ..train.execution import Execution
 from ..train.kinds import figure
 from .catalogue import EXPERIMENTS
 from .experiment import Experiment
-from .planning import Plan, Planned, expected_seconds, plan
+from .planning import Plan, Planned, device_name, expected_seconds, plan
 from .rows import Results
 
 
@@ -44,6 +42,16 @@ def of_plan(plan: Plan, results: Results, execution: Execution, limit: int | Non
         what = experiment.picture.kind if experiment.picture else ""
         lines.append(f"then the {what} from the solutions: {', '.join(f'{p}.npz' for p in plan.pictures.values())}")
     return "\n".join(lines)
+
+
+def to_do(plan: Plan, limit: int | None = None) -> str:
+    """The missing runs by recipe, for ``--only`` to choose from."""
+    rows: list[tuple[str, ...]] = [("to do", "seeds", "passes each")]
+    runs = plan.to_do[:limit]
+    for name in dict.fromkeys(run.recipe.name for run in runs):
+        mine = [run for run in runs if run.recipe.name == name]
+        rows.append((name, ", ".join(str(run.seed) for run in mine), f"{mine[0].passes:g}"))
+    return _table(rows)
 
 
 def outcome(plan: Plan, results: Results) -> str:
@@ -98,9 +106,8 @@ def _cost(runs: Sequence[Planned]) -> str:
 
 
 def _time(runs: Sequence[Planned], results: Results, execution: Execution) -> str:
-    cuda = execution.kind == "cuda"
-    device = torch.cuda.get_device_name() if cuda else "cpu"
-    at_once = min(execution.at_once, len(runs)) if cuda else 1
+    device = device_name(execution)
+    at_once = min(execution.at_once, len(runs)) if execution.kind == "cuda" else 1
     seconds, unknown = expected_seconds(runs, results.rows, device, at_once)
     where = f"on {device}" + (f", {at_once} side by side" if at_once > 1 else "")
     if not seconds:

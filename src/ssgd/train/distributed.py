@@ -71,6 +71,11 @@ def check(recipe: Recipe, execution: Execution, ranks: Ranks) -> None:
         )
     if not ranks.several:
         return
+    if recipe.devices not in (1, ranks.count):
+        raise ValueError(
+            f"devices={recipe.devices} takes one process or {recipe.devices}, not {ranks.count}: use torchrun"
+            f" --nproc-per-node {recipe.devices}, or none"
+        )
     if recipe.parallel == "fsdp" and (unserved := [name for name in methods if name in NEED_REPLICAS]):
         raise ValueError(f"method={unserved[0]} does not go with sharded weights: use parallel=ddp")
     if recipe.parallel == "fsdp" and recipe.per_rank:

@@ -69,6 +69,7 @@ class Job:
         """Open the folder and build the run, or take it up from its last checkpoint."""
         self.result, saved = by_first(self.ranks, self._open)
         if self.result is not None:
+            self._add_to_results(self.result)
             return
         execution, ranks = self.execution, self.ranks
         on_gpu = execution.kind == "cuda"
@@ -180,11 +181,19 @@ class Job:
         if self.ranks.first:
             write_safetensors(self.folder / "weights.safetensors", weights)
             self.directory.write_result(result)
-            if self.execution.results is not None:
-                Path(self.execution.results).parent.mkdir(parents=True, exist_ok=True)
-                append_line(self.execution.results, json.dumps(result))
+        self._add_to_results(result)
         self.result = result
         self.close()
+
+    def _add_to_results(self, result: dict[str, Any]) -> None:
+        """A line, unless it is there: of a run found finished a kill may have swallowed it."""
+        if self.execution.results is None or not self.ranks.first:
+            return
+        file, line = Path(self.execution.results), json.dumps(result)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        *lines, torn = file.read_bytes().split(b"\n") if file.exists() else [b""]
+        if line.encode() not in lines:
+            append_line(file, ("\n" if torn else "") + line)
 
     def _stretches(self) -> list[float]:
         """Seconds of training: the clock of timings.jsonl starts anew after each resumption."""
@@ -207,6 +216,7 @@ class Job:
             "law": _law(run),
             "phases": recipe.phases,
             "weight_decay": recipe.weight_decay,
+            "devices": recipe.devices,
             "seed": self.seed,
             "epochs": run.schedule.epochs,
             "passes": run.schedule.passes,

@@ -18,6 +18,7 @@ from ..methods import registry
 from .phases import Schedule, parse
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
+NEED_EVERY_PASS = ("sam", "asam", "entropy-sgd")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Recipe:
     law: str = "sphere"
     """Of S-SGD's noise."""
     perturb: str = "all"
-    """Which layers get noise: all, conv or dense."""
+    """Which layers get noise: all, conv or dense. DropConnect's are the dense ones unless conv is said."""
     bn_stats: str = "both"
     """What noisy passes do to batch-norm's running statistics."""
     per_rank: bool | None = None
@@ -92,6 +93,8 @@ class Recipe:
     """On all parameters."""
     batch: int = 128
     """Images a step, over all devices."""
+    devices: int = 1
+    """As if so many shared the batch, each with batch-norm and noise of its own; 1: as many as there are processes."""
 
     precision: str = "auto"
     """fp32, tf32 or bf16 (autocast over fp32 weights); auto: bf16 on a GPU that has it, else fp32."""
@@ -132,6 +135,24 @@ class Recipe:
                 f"{self.method} has no setting {unknown[0]!r} beside its level: {', '.join(known) or 'none'}"
             )
         self.schedule  # noqa: B018 - reads the phases, so that a mistake shows at once
+        self._check_devices()
+
+    def _check_devices(self) -> None:
+        check_count("devices", self.devices)
+        if self.devices == 1:
+            return
+        if self.batch % self.devices:
+            raise ValueError(
+                f"batch={self.batch} cannot be divided evenly among {self.devices} devices: use a multiple of"
+                f" {self.devices}"
+            )
+        if self.sync_batchnorm or self.parallel == "fsdp":
+            raise ValueError("devices are replicas with batch-norm of their own: no sync_batchnorm, and parallel=ddp")
+        if needing := [phase.method for phase in self.schedule.phases if phase.method in NEED_EVERY_PASS]:
+            raise ValueError(
+                f"method={needing[0]} needs every pass's mean over the devices: leave devices=1 and start"
+                f" torchrun --nproc-per-node {self.devices}"
+            )
 
     @property
     def schedule(self) -> Schedule:

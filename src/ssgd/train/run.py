@@ -8,7 +8,7 @@ ran beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..data.on_device import DeviceImages
 from ..data.registry import Source
 from ..methods import registry
 from ..methods.averaging import Averaging
+from ..methods.dropconnect import dropconnect
 from ..optimizer import SSGD
 from .compilation import compiled_for
 from .convolutions import use_fast_convolutions
@@ -76,6 +77,8 @@ class Run:
         torch.manual_seed(mix(seed, 0))
         self.net = models.build(recipe.model, source.classes, source.channels)
         self.kind = kind_of(source)
+        if recipe.devices > 1 and source.kind != "images":
+            raise ValueError(f"devices={recipe.devices} is for images: {recipe.data} needs torchrun and devices=1")
         self._transform()
         if kernels:
             use_fast_convolutions(self.net)
@@ -129,6 +132,11 @@ class Run:
                 self._seed_layers()
             self._step(*batch)
         self.step_in_epoch += 1
+
+    @property
+    def compiles_next(self) -> bool:
+        """Whether the next step has to be compiled and captured first, which can take a minute."""
+        return self.compiled and self._step is None
 
     @property
     def epoch_is_over(self) -> bool:
@@ -216,6 +224,11 @@ class Run:
         """Whether the net carries a state from step to step."""
         return hasattr(self.net, "carry")
 
+    @property
+    def devices_here(self) -> int:
+        """Those that this process stands for."""
+        return 1 if self.ranks.several else self.recipe.devices
+
     def _batches_of(self, part: str) -> Callable[..., Iterator[tuple[Tensor, ...]]]:
         names = {"train": "clean_train_batches", "valid": "valid_batches", "test": "test_batches"}
         found: Callable[..., Iterator[tuple[Tensor, ...]]] = getattr(self.source, names[part])
@@ -223,13 +236,14 @@ class Run:
 
     def _batch(self) -> tuple[Tensor, ...]:
         """This rank's part of the next batch; where halves matter a part of each, as they are for one process."""
-        size, ranks = self.recipe.batch, self.ranks
+        size, ranks, here = self.recipe.batch, self.ranks, self.devices_here
+        sharing = ranks.count * here
         halves_are_batches = self.source.kind == "images"  # of texts and utterances they are another cut of the data
-        if not (self.method.halves and ranks.several and halves_are_batches) or size % (2 * ranks.count):
+        if not (self.method.halves and sharing > 1 and halves_are_batches) or size % (2 * sharing):
             return self._part(self.epoch, self.step_in_epoch, size, ranks)
         parts = [self._part(self.epoch, 2 * self.step_in_epoch + i, size // 2, ranks) for i in (0, 1)]
         with self._on_stream():
-            return tuple(torch.cat(pair) for pair in zip(*parts, strict=True))
+            return tuple(torch.cat(_in_turn(pair, here)) for pair in zip(*parts, strict=True))
 
     def _part(self, epoch: int, step: int, size: int, ranks: Ranks) -> tuple[Tensor, ...]:
         """Made on the device's default stream, where runs share what is made, and waited for on this run's own."""
@@ -268,15 +282,17 @@ class Run:
             self.opt = self.method.make(base, model=self.model, **self.method.fixed)
         else:
             self.opt = self.method.build(base, self.model, **options)
+        if isinstance(self.opt, Noisy) and self.recipe.per_rank is not False:
+            self.opt.stand_for(self.devices_here)
         self._eager = self._make_step()
         self._step = None if self.graph else self._eager
 
     def _make_step(self) -> Step:
         assert self.opt is not None
         rest = self._autocast, self.sums, self.recipe.clip
-        if self.pair and can_pair(self.opt, self.model):
+        if self.pair and self.devices_here == 1 and can_pair(self.opt, self.model):
             return PairStep(self.method, self.opt, self.model, self.kind.objective, *rest, compiled=self.compiled)
-        return Step(self.method, self.opt, self.model, self.objective, *rest)
+        return Step(self.method, self.opt, self.model, self.objective, *rest, self.devices_here)
 
     def _noise_options(self) -> dict[str, Any]:
         recipe = self.recipe
@@ -300,7 +316,11 @@ class Run:
                 continue
             if len(kinds) > 1:
                 raise ValueError(f"{name} changes the model and so needs all phases for itself, at one level")
-            method.transform(self.net, method.settings[0].default if level is None else level)
+            share = method.settings[0].default if level is None else level
+            if method.transform is dropconnect and self.recipe.perturb != "all":
+                dropconnect(self.net, share, self.recipe.perturb)
+            else:
+                method.transform(self.net, share)
 
     def _base(self) -> Optimizer:
         recipe, parameters = self.recipe, self.net.parameters()
@@ -397,3 +417,9 @@ class Run:
         size = self.recipe.batch
         for step in range(max(1, min(self.steps, IMAGES_FOR_BN // size))):
             yield self._part(self.epoch - 1, step, size, Ranks())[0]
+
+
+def _in_turn(halves: Iterable[Tensor], devices: int) -> list[Tensor]:
+    """A piece of each half for the first device, for the next, …"""
+    pieces = zip(*(half.chunk(devices) for half in halves), strict=True)
+    return [piece for two in pieces for piece in two]
