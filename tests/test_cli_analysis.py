@@ -8,7 +8,7 @@ import pytest
 
 from ssgd.cli.main import main
 from ssgd.recipes import get
-from ssgd.solutions import solution
+from ssgd.solutions import solution, tasks
 from ssgd.train import Execution, train
 
 FEW = ["--limit", "40", "--device", "cpu", "--quiet"]
@@ -47,6 +47,29 @@ def test_a_plane_is_drawn_and_can_be_turned(runs, tmp_path):
     assert main(["plane", *runs, "--points", "3", "--out", str(out), *FEW]) == 0
     for ending in ("-train.png", "-test.png", "-train.html", "-test.html", ".npz", ".json"):
         assert (tmp_path / f"plane{ending}").stat().st_size
+
+
+def test_a_plane_in_less_precision_several_points_at_once(runs, tmp_path):
+    out = tmp_path / "plane"
+    words = ["plane", *runs, "--points", "2", "--precision", "bf16", "--together", "4", "--out", str(out), *FEW]
+    assert main(words) == 0
+    assert json.loads(out.with_suffix(".json").read_text())["precision"] == "bf16"
+
+
+def test_loss_and_errors_come_from_one_pass(runs):
+    task = tasks(solution(next(iter(runs))), Execution(progress=False, device="cpu"), limit=40)["train"]
+    calls = []
+    task.model.register_forward_hook(lambda *_: calls.append(1))
+    loss, error = task.measure()
+    assert len(calls) == len(list(task.batches)) and loss > 0 and 0 <= error <= 100
+
+
+def test_probes_together(runs, tmp_path, capsys):
+    out = tmp_path / "spectrum"
+    for together, passes in ((1, 4 * 18), (2, 4 * 15)):
+        words = ["spectrum", next(iter(runs)), "--steps", "4", "--probes", "2", "--precision", "tf32"]
+        assert main([*words, "--together", str(together), "--out", str(out), *FEW]) == 0
+        assert f"(forward products, batch-norm in eval mode, {passes} passes" in capsys.readouterr().out
 
 
 def test_spectra_of_several(runs, tmp_path, capsys):

@@ -227,8 +227,8 @@ def test_the_seed_is_all_that_chance_depends_on():
 
 def test_facts():
     found = spectrum(net(), steps=4, probes=2, seed=5)
-    assert (found.parameters, found.samples, found.product, found.mode) == (75, 13, "double", "eval")
-    assert (found.dtype, found.products, found.passes, found.seed) == ("float64", 8, 4 * (3 + 2 * 6), 5)
+    assert (found.parameters, found.samples, found.product, found.mode) == (75, 13, "forward", "eval")
+    assert (found.dtype, found.products, found.passes, found.seed) == ("float64", 8, 8 * 9, 5)
     assert found.seconds > 0
     matrix = Hessian(net(), product="two-point", mode="train")
     matrix.matvec(torch.ones(75))
@@ -253,9 +253,14 @@ def test_progress(capsys):
 
 
 def test_single_precision_is_not_rounded_further():
-    seen = []
-    top_eigenvalues(Given(lambda v: seen.append(torch.backends.cuda.matmul.fp32_precision) or v, 5))
-    assert set(seen) == {"ieee"} != {torch.backends.cuda.matmul.fp32_precision}
+    matmul = torch.backends.cuda.matmul
+    before, seen = matmul.fp32_precision, []
+    try:
+        matmul.fp32_precision = "tf32"
+        top_eigenvalues(Given(lambda v: seen.append(matmul.fp32_precision) or v, 5))
+        assert set(seen) == {"ieee"} and matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
 
 
 def test_products_that_are_not_finite():

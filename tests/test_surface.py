@@ -16,6 +16,7 @@ from torch.optim.swa_utils import update_bn
 
 from ssgd.analysis import results
 from ssgd.analysis.geometry import Directions, Line, Plane
+from ssgd.analysis.moving import Moving
 from ssgd.analysis.surface import Surface, evaluate, so_far
 from ssgd.analysis.task import Task, evaluating
 
@@ -135,6 +136,32 @@ def test_a_quadratic_around_a_point():
     step = geometry.weights_at(1.0)["weight"] - centre.weight
     assert (before + after) / 2 - at == pytest.approx(bowl(Point(*step[0].tolist()), torch.tensor([3.0])).item())
     assert (surface.seed, surface.normalise) == (7, "filter")
+
+
+@pytest.mark.parametrize("interpolated", [False, True])
+def test_a_model_is_moved_to_what_its_geometry_says(plane, interpolated):
+    """Weights and buffers of every kind of geometry, at an anchor, between and beyond; of several dtypes."""
+
+    class Odd(nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            self.inner = net(seed)
+            self.wide = nn.Parameter(torch.full((2, 2), float(seed), dtype=torch.float64))
+            self.register_buffer("count", torch.tensor(seed))
+
+    states = [Odd(seed).state_dict() for seed in range(3)]
+    model = Odd(9)
+    for geometry in (Line(*states[:2], model), Plane(*states, model), Directions(states[0], model, 2, seed=1)):
+        move = Moving(model, geometry, interpolated)
+        for point in (geometry.coordinates[-1], geometry.coordinates[0] + 0.3, geometry.coordinates[0] - 0.7):
+            move(point)
+            expected = geometry.weights_at(*point) | geometry.buffers_at(
+                *point, mode="interpolate" if interpolated else "keep"
+            )
+            found = model.state_dict()
+            assert found.keys() == expected.keys()
+            for name, value in expected.items():
+                torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)
 
 
 # --- batch-norm -------------------------------------------------------------------------------------------------------
@@ -287,6 +314,33 @@ def test_compiled_passes(plane, monkeypatch, capsys, together):
     found = evaluate(plane, tasks(net(9)), grid, progress=False, compile=True, together=together)
     assert max(deviation(found, expected)) < 1e-5
     assert len(used) == 3 and capsys.readouterr().err == ""  # statistics, and the losses of two tasks
+
+
+@pytest.mark.parametrize("batchnorm", ["keep", "recompute"])
+def test_what_cannot_be_captured_goes_without(plane, capsys, batchnorm):
+    grid = plane.grid(2)
+    expected = evaluate(plane, tasks(net(9)), grid, batchnorm, progress=False)
+    assert_same(evaluate(plane, tasks(net(9)), grid, batchnorm, progress=False, graph=True), expected)
+    told = capsys.readouterr().err.count("a CUDA graph does not work here, all goes on without, slower")
+    assert told == (3 if batchnorm == "recompute" else 2)  # statistics, and the losses of two tasks
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("compile", [False, True])
+def test_captured_passes(plane, capsys, precision, compile):
+    """Of a net with batch-norm and dropout, from solutions on the CPU, with a last batch that no graph serves."""
+
+    def on_gpu():
+        model = net(9).cuda()
+        data = [(x.cuda(), y.cuda()) for x, y in TRAIN]
+        return {"train": Task(model, loss, data, wrong=wrong)}
+
+    how = {"precision": precision, "progress": False}
+    expected = evaluate(plane, on_gpu(), plane.grid(3), **how)
+    found = evaluate(plane, on_gpu(), plane.grid(3), graph=True, compile=compile, **how)
+    assert max(deviation(found, expected)) < (1e-5 if precision == "fp32" else 1e-2)
+    assert capsys.readouterr().err == ""
 
 
 def test_less_precision_is_told_and_not_mixed(plane, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from .train.job import Sources
 from .train.kinds import kind_of
 from .train.recipe import Recipe
 from .train.rundir import RunDir
+
+LARGE = 5000  # small images in a batch
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,11 @@ def solution(path: str | Path) -> Solution:
     return Solution(str(path), recipe, state)
 
 
-def tasks(found: Solution, execution: Execution, limit: int | None = None) -> dict[str, Task]:
-    """The net of a solution, with its weights, over its training and its test data; both tasks share it."""
+def tasks(found: Solution, execution: Execution, limit: int | None = None, large: bool = False) -> dict[str, Task]:
+    """The net of a solution, with its weights, over its training and its test data; both tasks share it.
+
+    ``large``: in larger batches where a GPU has room for them, as for small images where nothing is differentiated.
+    """
     device = torch.device(execution.kind)
     recipe = replace(found.recipe, precision="fp32")
     if limit is not None:
@@ -64,12 +70,18 @@ def tasks(found: Solution, execution: Execution, limit: int | None = None) -> di
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return objective(model, *batch)[0]
 
-    def wrong(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        counted: Tensor = objective(model, *batch)[1]
-        return counted[2] - counted[1]
+    def both(model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        found, (_, right, count) = objective(model, *batch)
+        return found, count - right
 
     parts: dict[str, Callable[..., Iterator[Any]]] = {"train": source.clean_train_batches, "test": source.test_batches}
-    return {name: Task(net, loss, Again(batches), wrong=wrong) for name, batches in parts.items()}
+    if large and device.type == "cuda" and source.kind == "images" and _small(*next(iter(source.test_batches(1)))):
+        parts = {name: partial(batches, LARGE) for name, batches in parts.items()}
+    return {name: Task(net, loss, Again(batches), loss_and_wrong=both) for name, batches in parts.items()}
+
+
+def _small(images: Tensor, *_: Tensor) -> bool:
+    return images.shape[-1] <= 32
 
 
 class Again(Iterable[Any]):

@@ -26,7 +26,7 @@ def gather(model: nn.Module, inputs: Iterable[Any], forward: Callable[[Any], obj
     momenta = [layer.momentum for layer in layers]
     counters = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
     wide = torch.float32 if statistics[0].device.type == "mps" else torch.float64
-    totals, seen = [torch.zeros_like(t, dtype=wide) for t in statistics], 0
+    seen, total = 0, torch.zeros(sum(t.numel() for t in statistics), dtype=wide, device=statistics[0].device)
     try:
         model.train()
         for layer in layers:
@@ -35,7 +35,7 @@ def gather(model: nn.Module, inputs: Iterable[Any], forward: Callable[[Any], obj
         for given in inputs:
             torch._foreach_zero_(statistics)  # 0 · inf of the batch before would be nan
             forward(given[0] if isinstance(given, (list, tuple)) else given)
-            torch._foreach_add_(totals, statistics)
+            total += torch.cat([t.reshape(-1) for t in statistics])
             seen += 1
     finally:
         for module, training in modes.items():
@@ -44,5 +44,6 @@ def gather(model: nn.Module, inputs: Iterable[Any], forward: Callable[[Any], obj
             layer.momentum = momentum
     if not seen:
         raise ValueError("the task has no batches: give a loader that can be gone through more than once")
-    torch._foreach_copy_(statistics, torch._foreach_div(totals, float(seen)))
+    means = torch.split(total / seen, [t.numel() for t in statistics])
+    torch._foreach_copy_(statistics, [mean.view_as(t) for mean, t in zip(means, statistics, strict=True)])
     return torch.stack(counters).eq(seen).all().item() is True

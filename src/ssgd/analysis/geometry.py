@@ -47,25 +47,46 @@ class Geometry(ABC):
     def shares(self, *coordinates: float) -> tuple[float, ...]:
         """How much of each anchor the point holds; together they are one."""
 
+    def ingredients(self) -> tuple[State, ...]:
+        """What a point's weights are the sum of; what one of them does not name it has none of."""
+        return self.anchors
+
+    def amounts(self, *coordinates: float) -> tuple[float, ...]:
+        """How much of each."""
+        return self.shares(*coordinates)
+
     def weights_at(self, *coordinates: float) -> dict[str, Tensor]:
         """The parameters there; at an anchor its own, bit for bit."""
-        anchor = self._anchor_at(coordinates)
+        anchor = self.anchor_at(*coordinates)
         if anchor is not None:
-            return {name: anchor[name].clone() for name in self.moving}
+            return {name: self.anchors[anchor][name].clone() for name in self.moving}
         return {name: self._blended(name, coordinates) for name in self.moving}
 
     def buffers_at(self, *coordinates: float, mode: str) -> dict[str, Tensor]:
         """``"keep"``: those of the nearest anchor. ``"interpolate"``: combined as the weights are, counters kept."""
         check_choice("mode", mode, ("interpolate", "keep"))
-        nearest = self.anchors[int(np.linalg.norm(self.coordinates - coordinates, axis=1).argmin())]
+        nearest = self.anchors[self.nearest(*coordinates)]
         buffers = {name: tensor.clone() for name, tensor in nearest.items() if name not in self.moving}
-        if mode == "interpolate" and self._anchor_at(coordinates) is None:
+        if mode == "interpolate" and self.anchor_at(*coordinates) is None:
             for name, tensor in buffers.items():
                 if tensor.is_floating_point():
                     buffers[name] = self._blended(name, coordinates)
                 if name.endswith("running_var"):
                     buffers[name].clamp_(min=0)  # beyond the anchors a share is negative, and a variance may not be
         return buffers
+
+    def anchor_at(self, *coordinates: float) -> int | None:
+        """The number of the anchor that lies exactly there."""
+        if len(coordinates) != self.coordinates.shape[1]:
+            raise ValueError(
+                f"a {type(self).__name__} has {self.coordinates.shape[1]} coordinates, not {len(coordinates)}"
+            )
+        at = (self.coordinates == coordinates).all(axis=1)
+        return int(at.argmax()) if at.any() else None
+
+    def nearest(self, *coordinates: float) -> int:
+        """The number of the nearest anchor."""
+        return int(np.linalg.norm(self.coordinates - coordinates, axis=1).argmin())
 
     def digest(self) -> str:
         """A number for the anchors' tensors, equal where all of them are."""
@@ -88,17 +109,10 @@ class Geometry(ABC):
         for name, value in {"anchors": anchors, "moving": moving, **own}.items():
             object.__setattr__(self, name, value)
 
-    def _anchor_at(self, coordinates: Sequence[float]) -> State | None:
-        if len(coordinates) != self.coordinates.shape[1]:
-            raise ValueError(
-                f"a {type(self).__name__} has {self.coordinates.shape[1]} coordinates, not {len(coordinates)}"
-            )
-        at = (self.coordinates == coordinates).all(axis=1)
-        return self.anchors[int(at.argmax())] if at.any() else None
-
     def _blended(self, name: str, coordinates: Sequence[float]) -> Tensor:
-        tensors = [state[name] for state in self.anchors]
-        return _blend(self.shares(*coordinates), tensors).to(tensors[0].dtype)
+        mixed = zip(self.amounts(*coordinates), self.ingredients(), strict=True)
+        amounts, tensors = zip(*((amount, state[name]) for amount, state in mixed if name in state), strict=True)
+        return blend(amounts, tensors).to(tensors[0].dtype)
 
     def _distance(self, shares: Sequence[float]) -> float:
         """The length of a combination of the anchors whose shares add up to zero, in double precision."""
@@ -108,7 +122,7 @@ class Geometry(ABC):
         total = 0.0
         for name in self.moving:
             tensors = [state[name] for state in self.anchors]
-            products = _blend(shares, tensors) * _blend(others, tensors)
+            products = blend(shares, tensors) * blend(others, tensors)
             total += float(products.cpu().numpy().sum())  # torch's sum depends on the threads, and a file is to go on
         if not math.isfinite(total):
             raise ValueError("a solution holds weights that are not finite: there is no way through it")
@@ -215,14 +229,11 @@ class Directions(Geometry):
     def shares(self, *coordinates: float) -> tuple[float, ...]:
         return (1.0,)
 
-    def weights_at(self, *coordinates: float) -> dict[str, Tensor]:
-        weights = super().weights_at(*coordinates)
-        if any(coordinates):
-            for name in self.directions[0]:
-                steps = zip(coordinates, self.directions, strict=True)
-                moved = sum((x * direction[name] for x, direction in steps), start=weights[name].double())
-                weights[name] = moved.to(weights[name].dtype)
-        return weights
+    def ingredients(self) -> tuple[State, ...]:
+        return *self.anchors, *self.directions
+
+    def amounts(self, *coordinates: float) -> tuple[float, ...]:
+        return 1.0, *coordinates
 
 
 def _copied(states: Sequence[State]) -> tuple[State, ...]:
@@ -251,7 +262,7 @@ def _names(parameters: Parameters) -> set[str]:
     return {parameters} if isinstance(parameters, str) else set(parameters)
 
 
-def _blend(shares: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
+def blend(shares: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
     """The sum of the tensors by their shares, in double precision."""
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
     for share, tensor in zip(shares, tensors, strict=True):

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vjp, vmap
+from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core.checks import check_choice, check_count
 from ..core.random_state import put_back, snapshot
-from .measuring import Called, tensor_places
+from .functional import Functional, flat
 from .precision import full_precision
 from .shaped import captured, compiled
 from .symmetric import Symmetric
 from .task import Task, evaluating, kept
 
 Products = Callable[[Any], Iterable[Tensor]]  # of one batch, with each of the vectors
+NAMES = {"forward": "forward over reverse", "double": "double backward", "two-point": "the two-point difference"}
 NO_BATCHES = "the task has no batches: give a loader that can be gone through more than once"
 SILENT = ("CudnnCtcLossBackward", "torch::autograd::Error")  # no second derivative, and autograd.grad() does not say so
+TF32 = 2.0**-10  # its eps
 
 
 class Hessian(Symmetric):
@@ -28,17 +32,19 @@ class Hessian(Symmetric):
 
     Args:
         parameters: a layer, or weights such as ``ssgd.select(...)`` gives; by default all that are trained.
-        product: ``"double"`` differentiates twice: exact, and at kinks (ReLU) the curvature beside them.
-            ``"two-point"`` is (∇L(w+εv) − ∇L(w−εv)) / 2ε: for what cannot be differentiated twice (CTC, cuDNN's LSTM),
-            and a third cheaper; kinks between its points count as curvature. ``"auto"`` looks which one the first batch
-            allows, ``"double"`` if it can; the attribute ``product`` says which it is.
+        product: ``"forward"`` differentiates the gradient forward along v, ``"double"`` backward: both exact, and at
+            kinks (ReLU) the curvature beside them. The second is slow for convolutions on a GPU, which become ones with
+            kernels as large as the image. ``"two-point"`` is (∇L(w+εv) − ∇L(w−εv)) / 2ε: for what cannot be
+            differentiated twice (CTC, cuDNN's LSTM), and a third cheaper; kinks between its points count as curvature.
+            ``"auto"`` takes the first of the three that the first batch allows, and says in a line if it is not
+            ``"forward"``; the attribute ``product`` says which it is.
         compile: with ``torch.compile``: minutes at first, then faster on a GPU.
         mode: batch-norm's: ``"eval"`` takes the running statistics, ``"train"`` each batch's own. Dropout is off.
-        together: of the vectors of ``matmat()``, so many go through one pass, by vmap; for ``"double"``. A batch's
-            memory grows with it.
-        graph: ``"double"`` as one CUDA graph, for nets whose operations are too short for the host to keep up with.
-            The data must be tensors, and the loss may not wait for the device.
-        precision: ``"fp32"``, or for ``"double"`` also ``"tf32"``, which is faster on a GPU and right to 3 digits.
+        together: of the vectors of ``matmat()``, so many go through one pass, by vmap; not for ``"two-point"``. A
+            batch's memory grows with it.
+        graph: ``"forward"`` or ``"double"`` as one CUDA graph, for nets whose operations are too short for the host to
+            keep up with. The data must be tensors, and the loss may not wait for the device.
+        precision: ``"fp32"``, or ``"tf32"``: faster on a GPU, and right to 3 digits, ``"two-point"`` to one.
 
     What is compiled or captured serves batches shaped like the first; others, such as a ragged last one, go without.
 
@@ -62,7 +68,7 @@ class Hessian(Symmetric):
         graph: bool = False,
         precision: str = "fp32",
     ) -> None:
-        check_choice("product", product, ("auto", "double", "two-point"))
+        check_choice("product", product, ("auto", *NAMES))
         check_choice("mode", mode, ("eval", "train"))
         check_choice("precision", precision, ("fp32", "tf32"))
         check_count("together", together)
@@ -71,16 +77,15 @@ class Hessian(Symmetric):
         self.together = together
         self.precision = precision
         self.tensors = _chosen(task.model, parameters)
-        self._sizes = [p.numel() for p in self.tensors]
-        super().__init__(sum(self._sizes), self.tensors[0].dtype, self.tensors[0].device)
+        super().__init__(sum(p.numel() for p in self.tensors), self.tensors[0].dtype, self.tensors[0].device)
+        self._eps = TF32 if precision == "tf32" else torch.finfo(self.dtype).eps
         self._stream = snapshot([self.device])
         self._loss = task.loss
+        self._functional = Functional(task.model, task.loss, self.tensors)
         self.product = product if product == "two-point" else self._possible(product)
-        if self.product == "two-point" and precision == "tf32":
-            raise ValueError("the two points lie too close together for precision='tf32': use 'fp32'")
         self._prepare: Callable[[Tensor], Products] = self._two_point
-        if self.product == "double":
-            self._prepare = self._faster_double(compile, graph) if compile or graph else self._double
+        if self.product != "two-point":
+            self._prepare = self._differentiated(compile, graph)
         elif compile:
             self._loss = torch.compile(task.loss)
 
@@ -99,21 +104,39 @@ class Hessian(Symmetric):
         if not count:
             raise ValueError(NO_BATCHES)
         self.samples = count
-        self.passes += 6 * len(vectors) + (3 if self.product == "double" else 0)
+        gradients = {"forward": -(-len(vectors) // self.together), "double": 1, "two-point": 0}[self.product]
+        self.passes += 6 * len(vectors) + 3 * gradients
         return total.div_(count).to(self.dtype)
 
-    def _double(self, vectors: Tensor) -> Products:
-        return lambda batch: self._doubled(vectors, batch)
+    def _differentiated(self, compile: bool, graph: bool) -> Callable[[Tensor], Products]:
+        """The products with all vectors and one batch, as they are or compiled, captured or both."""
+        plain: Callable[[Tensor, Any], Iterable[Tensor]] = self._forward if self.product == "forward" else self._double
 
-    def _doubled(self, vectors: Tensor, batch: Any) -> Iterator[Tensor]:
+        def whole(vectors: Tensor, batch: Any) -> Tensor:
+            return torch.stack(list(plain(vectors, batch)))
+
+        def functional(vectors: Tensor, batch: Any) -> Tensor:
+            one = self._functional.forward if self.product == "forward" else self._functional.double
+            return torch.cat([one(chunk, batch) for chunk in torch.split(vectors, self.together)])
+
+        made = compiled(functional, whole) if compile else whole if graph else plain
+        if graph:
+            made = captured(made, whole)
+        return lambda vectors: lambda batch: made(vectors, batch)
+
+    def _forward(self, vectors: Tensor, batch: Any) -> Iterator[Tensor]:
+        for chunk in torch.split(vectors, self.together):
+            yield from self._functional.forward(chunk, batch)
+
+    def _double(self, vectors: Tensor, batch: Any) -> Iterator[Tensor]:
         gradients = self._gradients(batch, create_graph=True)
         curved = [i for i, gradient in enumerate(gradients) if gradient.requires_grad]
         slopes = [gradients[i] for i in curved]
 
         def product(vector: Tensor) -> Tensor:
-            parts = self._cut(vector)
+            parts = self._functional.cut(vector)
             along = [parts[i] for i in curved]
-            return _flat(
+            return flat(
                 torch.autograd.grad(slopes, self.tensors, along, retain_graph=True, materialize_grads=True)
                 if curved
                 else [torch.zeros_like(p) for p in self.tensors]
@@ -125,71 +148,71 @@ class Hessian(Symmetric):
     def _two_point(self, vectors: Tensor) -> Products:
         clean = [p.detach().clone() for p in self.tensors]
         reach = max(1.0, float(torch.stack(torch._foreach_norm(clean)).norm()))
-        length = 0.25 * (torch.finfo(self.dtype).eps * reach) ** (1 / 3)
+        length = 0.25 * (self._eps * reach) ** (1 / 3)
         steps = [length / (float(vector.norm()) or 1.0) for vector in vectors]
-        parts = [self._cut(vector) for vector in vectors]
+        parts = [self._functional.cut(vector) for vector in vectors]
 
         def products(batch: Any) -> Iterator[Tensor]:
             for part, step in zip(parts, steps, strict=True):
                 self._move(torch._foreach_add(clean, part, alpha=step))
-                plus = _flat(self._gradients(batch))
+                plus = flat(self._gradients(batch))
                 self._move(torch._foreach_sub(clean, part, alpha=step))
-                minus = _flat(self._gradients(batch))
+                minus = flat(self._gradients(batch))
                 yield plus.sub_(minus).div_(2 * step)
 
         return products
 
-    def _faster_double(self, compile: bool, graph: bool) -> Callable[[Tensor], Products]:
-        """The products with all vectors and one batch as a function of tensors, to be compiled, captured or both."""
-        whole = Called(self.task.model, self._loss)
-        places = tensor_places(whole, self.tensors)
-
-        def functional(vectors: Tensor, batch: Any) -> Tensor:
-            def loss(values: list[Tensor]) -> Tensor:
-                given = {name: values[index] for name, index in places.items()}
-                found: Tensor = functional_call(whole, given, (batch,), tie_weights=False)
-                return found
-
-            pull = vjp(grad(loss), [p.detach() for p in self.tensors])[1]
-
-            def product(vector: Tensor) -> Tensor:
-                return _flat(pull(self._cut(vector))[0])
-
-            chunks = torch.split(vectors, self.together)
-            return torch.cat([vmap(product)(c) if len(c) > 1 else product(c[0])[None] for c in chunks])
-
-        def plain(vectors: Tensor, batch: Any) -> Tensor:
-            return torch.stack(list(self._doubled(vectors, batch)))
-
-        products = compiled(functional, plain) if compile else plain
-        made = captured(products, plain) if graph else products
-        return lambda vectors: lambda batch: made(vectors, batch)
-
     def _possible(self, wish: str) -> str:
-        """``"double"`` if the first batch allows it, else what was meant for that case."""
-        obstacle = self._obstacle()
-        if obstacle and wish == "double":
-            raise ValueError(f"the loss cannot be differentiated twice ({obstacle}): use product='two-point' or 'auto'")
-        return "two-point" if obstacle else "double"
+        """The first way that the first batch allows, or the one that was wished for."""
+        obstacles: dict[str, str] = {}
+        for way in ("forward", "double") if wish == "auto" else (wish,):
+            with self._ready():
+                batch = next(iter(self.task.batches), None)
+                if batch is None:
+                    raise ValueError(NO_BATCHES)
+                obstacle = self._against_forward(batch) if way == "forward" else self._against_double(batch)
+            if obstacle is None:
+                self._told(way, obstacles)
+                return way
+            obstacles[way] = obstacle
+        if wish != "auto":
+            others = "'two-point' or 'auto'"
+            raise ValueError(f"the loss cannot be differentiated twice ({obstacles[wish]}): use product={others}")
+        self._told("two-point", obstacles)
+        return "two-point"
 
-    def _obstacle(self) -> str | None:
-        """What stands in the way of differentiating the first batch's loss twice."""
-        with self._ready():
-            batch = next(iter(self.task.batches), None)
-            if batch is None:
-                raise ValueError(NO_BATCHES)
-            loss = self._loss(self.task.model, batch)
-            gradients = torch.autograd.grad(loss, self.tensors, create_graph=True, materialize_grads=True)
-            curved = [gradient for gradient in gradients if gradient.requires_grad]
-            if silent := [name for name in _operations([loss, *curved]) if name.startswith(SILENT)]:
-                return f"one of its operations has no second derivative: {silent[0]}"
-            try:
-                if curved:
-                    torch.autograd.grad([gradient.sum() for gradient in curved], self.tensors, allow_unused=True)
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, NotImplementedError) as error:
-                return str(error).splitlines()[0]
+    def _told(self, way: str, obstacles: dict[str, str]) -> None:
+        if obstacles:
+            reasons = "; ".join(f"{NAMES[other]}: {obstacle}" for other, obstacle in obstacles.items())
+            print(f"products with the Hessian come from {NAMES[way]} (not {reasons})", file=sys.stderr)
+
+    def _against_forward(self, batch: Any) -> str | None:
+        """What stands in the way of forward over reverse: an operation, or a result that is no Hessian's."""
+        try:
+            if self._functional.passed_by(batch):
+                return "the loss takes weights from elsewhere than the model that it is given"
+            u, v = vectors = torch.stack([self.draw("sphere", 0, number) for number in range(2)])
+            of_u, of_v = torch.stack(list(self._forward(vectors, batch)))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            return _reason(error)
+        gap, scale = (u @ of_v - v @ of_u).abs(), u.norm() * of_v.norm() + v.norm() * of_u.norm()
+        return "its second derivatives are not symmetric" if gap > self._eps**0.5 * scale else None
+
+    def _against_double(self, batch: Any) -> str | None:
+        loss = self._loss(self.task.model, batch)
+        gradients = torch.autograd.grad(loss, self.tensors, create_graph=True, materialize_grads=True)
+        curved = [gradient for gradient in gradients if gradient.requires_grad]
+        if silent := [name for name in _operations([loss, *curved]) if name.startswith(SILENT)]:
+            return f"one of its operations has no second derivative: {silent[0]}"
+        try:
+            if curved:
+                torch.autograd.grad([gradient.sum() for gradient in curved], self.tensors, allow_unused=True)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError) as error:
+            return _reason(error)
         return None
 
     def _gradients(self, batch: Any, create_graph: bool = False) -> tuple[Tensor, ...]:
@@ -203,18 +226,20 @@ class Hessian(Symmetric):
         with torch.inference_mode(False), torch.enable_grad(), kept(model), evaluating(model, self.mode):
             put_back(self._stream)
             try:
-                with full_precision(tf32=self.precision == "tf32"):
+                with full_precision(tf32=self.precision == "tf32"), self._attention():
                     yield
             finally:
                 put_back(stream)
+
+    def _attention(self) -> AbstractContextManager[Any]:
+        """Fused attention can be differentiated once."""
+        twice = self.product != "two-point"
+        return sdpa_kernel(SDPBackend.MATH) if twice else nullcontext()
 
     @torch.no_grad()
     def _move(self, values: list[Tensor] | tuple[Tensor, ...]) -> None:
         torch._foreach_copy_(self.tensors, values)
         torch.clear_autocast_cache()
-
-    def _cut(self, vector: Tensor) -> list[Tensor]:
-        return [part.view_as(p) for part, p in zip(torch.split(vector, self._sizes), self.tensors, strict=True)]
 
 
 def _chosen(model: nn.Module, parameters: nn.Module | Iterable[Tensor] | None) -> list[Tensor]:
@@ -254,5 +279,5 @@ def _wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _flat(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([t.detach().reshape(-1) for t in tensors])
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from .functional import Called, tensor_places
 from .gathering import gather, tracking_layers
-from .shaped import compiled
+from .shaped import captured, compiled
 from .task import Task
 
 Measured = dict[str, tuple[float, float | None]]
@@ -21,8 +22,15 @@ Function = Callable[..., Any]
 class Measuring:
     """Of one point at a time. ``statistics`` is the task that batch-norm's are gathered from, or None."""
 
-    def __init__(self, model: nn.Module, tasks: Mapping[str, Task], statistics: Task | None, compile: bool) -> None:
-        faster: Callable[[Function], Function] = compiled if compile else lambda function: function
+    def __init__(
+        self, model: nn.Module, tasks: Mapping[str, Task], statistics: Task | None, compile: bool, graph: bool
+    ) -> None:
+        counters = [layer.num_batches_tracked for layer in tracking_layers(model)]
+
+        def faster(function: Function) -> Function:
+            made = compiled(function) if compile else function
+            return captured(made, function, [t for t in counters if t is not None]) if graph else made
+
         self.tasks = tasks
         self.statistics = statistics
         self.forward = faster(lambda inputs: model(inputs))
@@ -81,30 +89,3 @@ def _over_points(model: nn.Module, tensors: list[Tensor], function: Callable[[nn
         return vmap(one, randomness="same")(values)
 
     return stacked
-
-
-class Called(nn.Module):
-    """A function of a model and a batch as a module, so that the model's tensors can be handed in."""
-
-    def __init__(self, model: nn.Module, function: Callable[[nn.Module, Any], Any]) -> None:
-        super().__init__()
-        self.model = model
-        self.function = function
-
-    def forward(self, batch: Any) -> Any:
-        return self.function(self.model, batch)
-
-
-def tensor_places(model: nn.Module, tensors: list[Tensor]) -> dict[str, int]:
-    """Which tensor goes where, tied ones to all their places. A module with two names counts once: of those that it
-    meets twice functional_call() does not find the way back."""
-    index = {id(t): i for i, t in enumerate(tensors)}
-    return {
-        f"{path}.{name}": index[id(t)]
-        for path, module in model.named_modules()
-        for name, t in (
-            *module.named_parameters(recurse=False, remove_duplicate=False),
-            *module.named_buffers(recurse=False, remove_duplicate=False),
-        )
-        if id(t) in index
-    }

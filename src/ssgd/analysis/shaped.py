@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..core.random_state import put_back, snapshot
+
 Function = Callable[..., Any]
 Faster = Callable[..., Function]  # of the function and its first arguments
-WARM_UP = 2  # on the stream of the capture, as torch asks for
+WARM_UP = 3  # on the stream of the capture, as torch asks for; torch.jit makes its kernels in the first two
 
 
 class OneShape:
@@ -59,25 +62,34 @@ def compiled(function: Function, plain: Function | None = None) -> OneShape:
     return OneShape(function, plain or function, faster, "torch.compile")
 
 
-def captured(function: Function, plain: Function | None = None) -> OneShape:
-    """What it returns is overwritten by the next call. Tensors that are not arguments must stay where they are."""
-    return OneShape(function, plain or function, _capture, "a CUDA graph")
+def captured(function: Function, plain: Function | None = None, moved: Sequence[Tensor] = ()) -> OneShape:
+    """What it returns is overwritten by the next call. Tensors that are not arguments must stay where they are.
+
+    ``moved`` are those that the function counts in: to capture it takes a few calls, which leave no trace there.
+    """
+    return OneShape(function, plain or function, partial(_capture, moved), "a CUDA graph")
 
 
-def _capture(function: Function, *arguments: Any) -> Function:
+def _capture(moved: Sequence[Tensor], function: Function, *arguments: Any) -> Function:
     if not all(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(arguments)):
         raise ValueError("not all of a batch is tensors on a GPU")
-    mine = tree_map(torch.clone, arguments)
+    mine, before = tree_map(torch.clone, arguments), [t.clone() for t in moved]
+    drawn = snapshot({leaf.device for leaf in tree_leaves(mine)})
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     current = torch.cuda.current_stream()
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            function(*mine)
-    current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        out = function(*mine)
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                function(*mine)
+        current.wait_stream(stream)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            out = function(*mine)
+    finally:
+        put_back(drawn)
+        for tensor, value in zip(moved, before, strict=True):
+            tensor.copy_(value)
 
     def replay(*arguments: Any) -> Any:
         for own, given in zip(tree_leaves(mine), tree_leaves(arguments), strict=True):

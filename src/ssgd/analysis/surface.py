@@ -22,6 +22,7 @@ from . import journal as journals
 from . import results
 from .geometry import Axes, Directions, Geometry
 from .measuring import Measured, Measuring, Stacked
+from .moving import Moving
 from .precision import full_precision
 from .task import Task, evaluating, kept
 
@@ -81,6 +82,7 @@ def evaluate(
     precision: str = "fp32",
     compile: bool = False,
     together: int = 1,
+    graph: bool = False,
 ) -> Surface:
     """Every task at the anchors and at every point of a grid, by default ``geometry.grid()``; the model stays as it is.
 
@@ -94,6 +96,8 @@ def evaluate(
         compile: with ``torch.compile``: a minute at first, then faster on a GPU.
         together: so many points in one pass, by vmap over their weights, which agrees up to rounding: for nets too
             small to fill a GPU.
+        graph: the passes of a batch as CUDA graphs, where points go one by one: for nets whose operations are too short
+            for the host to keep up with. The data must be tensors, and the loss may not wait for the device.
 
     Under ``torchrun`` the points are shared out; every process returns the whole. Each point starts from the same
     random state, so that shuffling and dropout are alike everywhere.
@@ -111,7 +115,7 @@ def evaluate(
         groups = [range(first, min(first + together, len(points))) for first in range(0, len(points), together)]
         missing = [group for group in groups if not rows.keys() >= {*group}]
         with kept(model), evaluating(model):
-            walk = _Walk(geometry, tasks, model, batchnorm, precision, compile, together > 1)
+            walk = _Walk(geometry, tasks, model, batchnorm, precision, compile, graph, together > 1)
             for group in _shown(missing[journal.rank :: journal.count], progress and journal.rank == 0):
                 start = time.perf_counter()
                 found = walk.measure([points[index] for index in group])
@@ -143,11 +147,14 @@ class _Walk:
         batchnorm: str,
         precision: str,
         compile: bool,
+        graph: bool,
         stacked: bool,
     ) -> None:
         statistics = tasks.get("train", next(iter(tasks.values()))) if batchnorm == "recompute" else None
-        self.geometry, self.model, self.batchnorm, self.precision = geometry, model, batchnorm, precision
-        self.one = Measuring(model, tasks, statistics, compile)
+        self.devices = {p.device for p in model.parameters()}
+        self.precision, self.graph = precision, graph
+        self.move = Moving(_bare(model), geometry, batchnorm == "interpolate")
+        self.one = Measuring(model, tasks, statistics, compile, graph)
         self.several = Stacked(_bare(model), tasks, statistics, compile) if stacked else None
 
     def measure(self, points: Sequence[Sequence[float]]) -> list[Measured]:
@@ -164,42 +171,32 @@ class _Walk:
 
     def _alone(self, point: Sequence[float]) -> Measured:
         with self._ready():
-            _move(self.model, self.geometry, self.batchnorm, point)
+            self.move(point)
             return self.one.here()
 
     def _together(self, several: Stacked, points: Sequence[Sequence[float]]) -> list[Measured]:
         with self._ready():
             snapshots = []
             for point in points:
-                _move(self.model, self.geometry, self.batchnorm, point)
+                self.move(point)
                 snapshots.append(several.snapshot())
             return several.at(snapshots)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """The same random numbers and the precision asked for; autocast forgets the last point's weights."""
-        devices = {p.device for p in self.model.parameters()}
-        states = snapshot(devices)
+        """The same random numbers and the precision asked for; autocast forgets the last point's weights.
+
+        A graph has to cast them itself: what autocast had kept would be cast once for all points.
+        """
+        states = snapshot(self.devices)
         torch.manual_seed(0)
         try:
             with full_precision(tf32=self.precision != "fp32"), ExitStack() as casts:
-                for kind in {device.type for device in devices} if self.precision == "bf16" else ():
-                    casts.enter_context(torch.autocast(kind, torch.bfloat16))
+                for kind in {device.type for device in self.devices} if self.precision == "bf16" else ():
+                    casts.enter_context(torch.autocast(kind, torch.bfloat16, cache_enabled=not self.graph))
                 yield
         finally:
             put_back(states)
-
-
-@torch.no_grad()
-def _move(model: nn.Module, geometry: Geometry, batchnorm: str, point: Sequence[float]) -> None:
-    model = _bare(model)
-    targets = {
-        **dict(model.named_buffers(remove_duplicate=False)),
-        **dict(model.named_parameters(remove_duplicate=False)),
-    }
-    buffers = geometry.buffers_at(*point, mode="interpolate" if batchnorm == "interpolate" else "keep")
-    for name, value in (buffers | geometry.weights_at(*point)).items():  # weights last: one tied to them is no buffer
-        targets[name].copy_(value)
 
 
 def _common_model(geometry: Geometry, tasks: Mapping[str, Task]) -> nn.Module:

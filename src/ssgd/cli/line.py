@@ -6,7 +6,7 @@ import argparse
 
 from ..solutions import solution, tasks
 from ..train.terminal import ended
-from .looking import add_grid, add_options, execution
+from .looking import add_grid, add_options, execution, how
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +27,10 @@ def work(options: argparse.Namespace) -> int:
     from ..analysis.surface import evaluate
 
     a, b = solution(options.a), solution(options.b)
-    found = tasks(a, execution(options), options.limit)
+    found = tasks(a, execution(options), options.limit, large=True)
     line = Line(a.state, b.state, found["train"].model, names=(a.name, b.name))
     grid = line.grid(options.points, options.margin)
-    surface = evaluate(line, found, grid, options.batchnorm, options.out, progress=not options.quiet)
+    surface = evaluate(line, found, grid, out=options.out, progress=not options.quiet, **how(options))
     for name in surface.tasks:
         losses, errors = surface.at_anchors(name), surface.at_anchors(name, "error")
         ends = ", ".join(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from ..train.execution import Execution
 
@@ -29,6 +30,21 @@ def add_grid(parser: argparse.ArgumentParser, points: int, margin: float) -> Non
         default="recompute",
         help="its statistics at each point (default: recompute)",
     )
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "tf32", "bf16"),
+        default="fp32",
+        help="the others are faster on a GPU, to 3 and to 2 digits (default: fp32)",
+    )
+    parser.add_argument(
+        "--together", type=int, default=1, metavar="N", help="points in one pass, for nets that leave a GPU idle"
+    )
+    parser.add_argument("--compile", action="store_true", help="by torch.compile: a minute at first, then faster")
+
+
+def how(options: argparse.Namespace) -> dict[str, Any]:
+    """What evaluate() is told of a grid's options."""
+    return {name: getattr(options, name) for name in ("batchnorm", "precision", "together", "compile")}
 
 
 def execution(options: argparse.Namespace) -> Execution:

@@ -6,7 +6,7 @@ import argparse
 
 from ..solutions import solution, tasks
 from ..train.terminal import ended
-from .looking import add_grid, add_options, execution
+from .looking import add_grid, add_options, execution, how
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +28,10 @@ def work(options: argparse.Namespace) -> int:
     from ..analysis.turning import turning_surface
 
     a, b, c = (solution(path) for path in (options.a, options.b, options.c))
-    found = tasks(a, execution(options), options.limit)
+    found = tasks(a, execution(options), options.limit, large=True)
     plane = Plane(a.state, b.state, c.state, found["train"].model, names=(a.name, b.name, c.name))
     grid = plane.grid(options.points, options.margin)
-    surface = evaluate(plane, found, grid, options.batchnorm, options.out, progress=not options.quiet)
+    surface = evaluate(plane, found, grid, out=options.out, progress=not options.quiet, **how(options))
     for name in surface.tasks:
         draw_plane(surface, name, path=options.out.with_name(f"{options.out.name}-{name}.png"))
         turning_surface(surface, name, path=options.out.with_name(f"{options.out.name}-{name}.html"))

@@ -17,6 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=90, help="of Lanczos (default: 90)")
     parser.add_argument("--probes", type=int, default=5, help="random vectors (default: 5)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--precision", choices=("fp32", "tf32"), default="fp32", help="tf32 is faster on a GPU, to 3 digits"
+    )
+    parser.add_argument(
+        "--together", type=int, default=1, metavar="N", help="probes in one pass: faster, in so many times the memory"
+    )
     add_options(parser, "spectrum")
     parser.set_defaults(run=run)
 
@@ -27,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 def work(options: argparse.Namespace) -> int:
     from ..analysis import results
+    from ..analysis.hessian import Hessian
     from ..analysis.pictures import draw_spectrum
     from ..analysis.spectrum import spectrum
 
@@ -34,12 +41,14 @@ def work(options: argparse.Namespace) -> int:
     for number, path in enumerate(options.solutions):
         found = solution(path)
         task = tasks(found, carried_out, options.limit)["train"]
-        one = spectrum(task, options.steps, options.probes, options.seed, progress=not options.quiet)
+        matrix = Hessian(task, precision=options.precision, together=options.together)
+        one = spectrum(matrix, options.steps, options.probes, options.seed, progress=not options.quiet)
         spectra[found.name] = one
         mean, error = (values[0] * one.parameters for values in one.moments(1))
         print(
             f"{found.name}: largest {one.largest:.4g}, smallest {one.smallest:.4g}, trace {mean:.4g} ± {error:.2g}"
-            f" (batch-norm in {one.mode} mode, {one.passes:.0f} passes over the data, {one.seconds:.0f} s)"
+            f" ({one.product} products, batch-norm in {one.mode} mode, {one.passes:.0f} passes over the data,"
+            f" {one.seconds:.0f} s)"
         )
         results.save(one, numbered(options.out, number, len(options.solutions)))
     draw_spectrum(spectra, options.out.with_suffix(".png"))
