@@ -294,3 +294,11 @@ def test_on_cuda_the_size_decides(shape):
     with FakeTensorMode():
         x = torch.empty(shape, dtype=BF16, device="cuda")
         assert convolutions._dtype(x, torch.empty(16, 16, 3, 3, dtype=BF16, device="cuda")) is None
+
+
+def test_large_images_of_64_channels_are_cudnns():
+    with FakeTensorMode():
+        weight = torch.empty(64, 64, 3, 3, dtype=BF16, device="cuda")
+        for size, dtype in ((8, BF16), (32, None)):
+            x = torch.empty(128, 64, size, size, dtype=BF16, device="cuda")
+            assert convolutions._dtype(x, weight) == dtype

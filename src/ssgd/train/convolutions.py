@@ -59,7 +59,7 @@ def _serves(conv: nn.Conv2d) -> bool:
 def _dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
     """The one torch would compute in, where the kernels do too."""
     largest = LARGEST if weight.shape[1] < 64 else LARGEST_OF_64
-    if not x.is_cuda or x.dim() != 4 or not 0 < x.numel() <= largest or torch.float64 in (x.dtype, weight.dtype):
+    if not x.is_cuda or x.dim() != 4 or not 0 < x.numel() < largest or torch.float64 in (x.dtype, weight.dtype):
         return None
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
