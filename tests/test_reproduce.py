@@ -273,8 +273,8 @@ def test_a_mixture_tells_the_law_of_its_noise_whatever_comes_last(shared, monkey
     monkeypatch.chdir(shared)
     assert main(["reproduce", "table1", "--scale", "smoke", "--device", "cpu"]) == 0
     runs = plan(EXPERIMENTS["table1"], "smoke", Results("results")).runs  # some were made under another name
-    laws = {run.row["phases"]: run.row["law"] for run in runs}
-    assert laws["1-1S-1"] == laws["1-1-1S"] == "uniform" and laws["1-1-1"] is None
+    laws = {(run.row["method"], run.row["phases"]): run.row["law"] for run in runs}
+    assert laws["ssgd", "1-1S-1"] == laws["ssgd", "1-1-1S"] == "uniform" and laws["sgd", "1-1-1"] is None
 
 
 def test_speech_keeps_what_figure_6_draws(shared, monkeypatch):
