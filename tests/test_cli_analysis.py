@@ -64,6 +64,15 @@ def test_loss_and_errors_come_from_one_pass(runs):
     assert len(calls) == len(list(task.batches)) and loss > 0 and 0 <= error <= 100
 
 
+def test_a_language_model_is_judged_from_the_beginning_of_every_batch(tmp_path):
+    execution = Execution(out=str(tmp_path), device="cpu", progress=False)
+    train(get("words").with_changes(["phases=1", "lr=1.0"]), execution)
+    task = tasks(solution(tmp_path / "words" / "seed-0"), execution)["test"]
+    batch = next(iter(task.batches))
+    first, again = (float(task.loss(task.model, batch)) for _ in range(2))
+    assert first == again and np.isfinite(first)
+
+
 def test_probes_together(runs, tmp_path, capsys):
     out = tmp_path / "spectrum"
     for together, passes in ((1, 4 * 18), (2, 4 * 15)):

@@ -67,11 +67,16 @@ def tasks(found: Solution, execution: Execution, limit: int | None = None, large
     net.to(device=device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     objective = kind_of(source).objective
 
+    def judged(model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        if hasattr(net, "reset"):  # a text is taken a batch at a time, each from the beginning
+            net.reset(len(batch[0]))  # type: ignore[operator]
+        return objective(model, *batch)
+
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        return objective(model, *batch)[0]
+        return judged(model, batch)[0]
 
     def both(model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        found, (_, right, count) = objective(model, *batch)
+        found, (_, right, count) = judged(model, batch)
         return found, count - right
 
     parts: dict[str, Callable[..., Iterator[Any]]] = {"train": source.clean_train_batches, "test": source.test_batches}

@@ -59,6 +59,7 @@ def joined(device: str) -> Iterator[Ranks]:
         if device == "cpu":  # its closed sockets tell the others; NCCL would wait for them, who may wait for us
             dist.destroy_process_group()
         raise
+    dist.barrier()  # who leaves first would close what others still talk through
     dist.destroy_process_group()
 
 
