@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssgd.data import ImageSet, digit_images, on_device
+from ssgd.data import ImageSet, digit_images, held, on_device
 from ssgd.data.augment import augmented, mean_and_std, normal_table
 from ssgd.data.fake import fake_images
 from ssgd.data.on_device import DeviceImages
@@ -149,11 +149,11 @@ def test_trainings_with_one_seed_share_their_images() -> None:
 def test_few_epochs_are_kept() -> None:
     source = DeviceImages(small())
     first = source.epoch(0, 0)
-    for seed in range(1, on_device.KEPT):
+    for seed in range(1, held.KEPT):
         source.epoch(seed, 0)
     assert source.epoch(0, 0) is first
     source.epoch(99, 0)
-    assert len(source._epochs) == on_device.KEPT and source.epoch(0, 0) is first
+    assert len(source._epochs) == held.KEPT and source.epoch(0, 0) is first
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

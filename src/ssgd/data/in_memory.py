@@ -17,11 +17,11 @@ from ssgd.data.augment import normal_table, normalised
 from ssgd.data.crops import Bytes, centre, decoded, drawn_crop, opened, pillow
 from ssgd.data.faults import Faults
 from ssgd.data.folder import MEAN, STD, cores, crop_seed
+from ssgd.data.held import HeldImages
 from ssgd.data.listing import ENDINGS, File, listed
 from ssgd.data.resize import cut
 
 LIMIT = 2 << 30  # bytes that may be kept
-KEPT = 24  # epochs kept, for trainings side by side, which may be at different ones
 
 
 def fits(root: str | Path, size: int) -> bool:
@@ -34,14 +34,14 @@ def fits(root: str | Path, size: int) -> bool:
     return 3 * len(paths) * (width * height + size**2) <= LIMIT
 
 
-class FolderInMemory:
+class FolderInMemory(HeldImages["Epoch"]):
     """Batches of an image folder: those of Folder, which reads its files anew in every epoch.
 
     A file that does not decode ends the loading, or with ``bad="skip"`` is left out.
     """
 
-    kind = "images"
     channels = 3
+    test_size = 256
 
     def __init__(
         self,
@@ -66,35 +66,9 @@ class FolderInMemory:
         self._train = _centres(files.train, size, faults, workers, device, whole)
         self._test = _centres(files.test, size, faults, workers, device)
         self._crops = None if whole is None else Crops(whole, size, device)
-        self._epochs: dict[tuple[int, int], Epoch] = {}
 
-    def steps(self, size: int) -> int:
-        """Whole batches of ``size`` in an epoch; the images left over sit this epoch out."""
-        return batches.whole_batches(len(self._train[1]), size)
-
-    def epoch(self, seed: int, number: int) -> Epoch:
-        """Epoch ``number`` of seed ``seed``; trainings that ask for the same one share it."""
-        epoch = self._epochs.pop((seed, number), None)
-        if epoch is None:
-            epoch = Epoch(*self._train, self._crops, self._table, seed, number)
-        self._epochs[seed, number] = epoch
-        if len(self._epochs) > KEPT:
-            del self._epochs[next(iter(self._epochs))]
-        return epoch
-
-    def test_batches(self, size: int = 256, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """All test images in order; each rank has its share."""
-        return self._in_order(*self._test, size, rank, ranks)
-
-    def clean_train_batches(self, size: int = 256, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """All training images in order, cut like test images; each rank has its share."""
-        return self._in_order(*self._train, size, rank, ranks)
-
-    def _in_order(
-        self, images: Tensor, labels: Tensor, size: int, rank: int, ranks: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        parts = batches.in_order(len(labels), size, rank, ranks)
-        return ((normalised(images[part], self._table), labels[part]) for part in parts)
+    def _make_epoch(self, seed: int, number: int) -> Epoch:
+        return Epoch(*self._train, self._crops, self._table, seed, number)
 
 
 class Crops:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from ssgd.data import batches
-from ssgd.data.augment import augmented, mean_and_std, normal_table, normalised
+from ssgd.data.augment import augmented, mean_and_std, normal_table
 from ssgd.data.faults import Skipped
+from ssgd.data.held import HeldImages
 from ssgd.data.images import ImageSet
 
 BLOCKS = {"cuda": 4096}  # images made at once, by one kernel; elsewhere a batch at a time
 BLOCKS_KEPT = 2  # of an epoch, for trainings at different steps of it
-KEPT = 24  # epochs kept, for trainings side by side, which may be at different ones
 
 
-class DeviceImages:
+class DeviceImages(HeldImages["Epoch"]):
     """Batches of an ImageSet, normalised by the mean and deviation of its training images.
 
     With ``augment``, training images are moved by up to ``padding`` pixels (what comes in is zero) and, where the set
     allows, flipped. Order, moves and flips are a function of seed and epoch alone, the same on every device.
     """
 
-    kind = "images"
     skipped: Sequence[Skipped] = ()  # the files of these sets are whole or refused
 
     def __init__(
@@ -44,35 +43,9 @@ class DeviceImages:
         self._test = _on(device, images.test_images), images.test_labels.to(device)
         make = torch.compile(augmented) if device.type == "cuda" else augmented
         self._make = partial(make, self._train[0], self._table)
-        self._epochs: dict[tuple[int, int], Epoch] = {}
 
-    def steps(self, size: int) -> int:
-        """Whole batches of ``size`` in an epoch; the images left over sit this epoch out."""
-        return batches.whole_batches(len(self._train[1]), size)
-
-    def epoch(self, seed: int, number: int) -> Epoch:
-        """Epoch ``number`` of seed ``seed``; trainings that ask for the same one share its images."""
-        epoch = self._epochs.pop((seed, number), None)
-        if epoch is None:
-            epoch = Epoch(self._make, self._train[1], seed, number, self._padding, self._flip)
-        self._epochs[seed, number] = epoch
-        if len(self._epochs) > KEPT:
-            del self._epochs[next(iter(self._epochs))]
-        return epoch
-
-    def test_batches(self, size: int = 1000, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """All test images in order; each rank has its share."""
-        return self._in_order(*self._test, size, rank, ranks)
-
-    def clean_train_batches(self, size: int = 1000, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """All training images in order, not augmented; each rank has its share."""
-        return self._in_order(*self._train, size, rank, ranks)
-
-    def _in_order(
-        self, images: Tensor, labels: Tensor, size: int, rank: int, ranks: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        parts = batches.in_order(len(labels), size, rank, ranks)
-        return ((normalised(images[part], self._table), labels[part]) for part in parts)
+    def _make_epoch(self, seed: int, number: int) -> Epoch:
+        return Epoch(self._make, self._train[1], seed, number, self._padding, self._flip)
 
 
 class Epoch:

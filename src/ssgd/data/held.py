@@ -1,0 +1,64 @@
+"""Images that a device holds as bytes, in whatever way an epoch makes batches of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from ssgd.data import batches
+from ssgd.data.augment import normalised
+
+KEPT = 24  # epochs kept, for trainings side by side, which may be at different ones
+
+AnEpoch = TypeVar("AnEpoch")
+
+
+class HeldImages(ABC, Generic[AnEpoch]):
+    """Epochs that trainings share, and all images in order. ``_train`` and ``_test`` hold images and labels."""
+
+    kind = "images"
+    test_size = 1000  # images in a batch where nothing is trained
+    _train: tuple[Tensor, Tensor]
+    _test: tuple[Tensor, Tensor]
+    _table: Tensor  # what each byte becomes
+
+    @abstractmethod
+    def _make_epoch(self, seed: int, number: int) -> AnEpoch: ...
+
+    def steps(self, size: int) -> int:
+        """Whole batches of ``size`` in an epoch; the images left over sit this epoch out."""
+        return batches.whole_batches(len(self._train[1]), size)
+
+    def epoch(self, seed: int, number: int) -> AnEpoch:
+        """Epoch ``number`` of seed ``seed``; trainings that ask for the same one share it."""
+        epoch = self._epochs.pop((seed, number), None)
+        if epoch is None:
+            epoch = self._make_epoch(seed, number)
+        self._epochs[seed, number] = epoch
+        if len(self._epochs) > KEPT:
+            del self._epochs[next(iter(self._epochs))]
+        return epoch
+
+    def test_batches(self, size: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """All test images in order; each rank has its share."""
+        return self._in_order(*self._test, size or self.test_size, rank, ranks)
+
+    def clean_train_batches(
+        self, size: int | None = None, rank: int = 0, ranks: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """All training images in order, not augmented; each rank has its share."""
+        return self._in_order(*self._train, size or self.test_size, rank, ranks)
+
+    @cached_property
+    def _epochs(self) -> dict[tuple[int, int], AnEpoch]:
+        return {}
+
+    def _in_order(
+        self, images: Tensor, labels: Tensor, size: int, rank: int, ranks: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        parts = batches.in_order(len(labels), size, rank, ranks)
+        return ((normalised(images[part], self._table), labels[part]) for part in parts)
