@@ -279,11 +279,25 @@ class Bench:
                 f"{sum(t) / 10:9.1f} us {len(t) / 10:6.1f} calls {statistics.mean(t):7.2f} us each  {k[:150]}"
                 for k, t in table
             ]
+            sums: dict[str, list[float]] = defaultdict(list)
+            for kernel, found in kernels.items():
+                sums[part_of_step(kernel)] += found
+            parts = [f"{part}: {sum(t) / 10:.1f} us, {len(t) / 10:.0f} kernels" for part, t in sums.items()]
             total = sum(map(sum, kernels.values())) / 10
             (folder / f"{name}.txt").write_text(
                 f"{total:.1f} us of kernels a step, {sum(map(len, kernels.values())) / 10:.0f} kernels\n"
-                + "\n".join(lines)
+                + "\n".join([*parts, *lines])
             )
+
+
+def part_of_step(kernel: str) -> str:
+    """What a kernel is there for, by its name."""
+    ours = ("_correlate", "_weight_sums", "_add_up")
+    if kernel.startswith(ours) or any(word in kernel for word in ("dgrad", "wgrad", "fprop", "nhwc", "NHWC")):
+        return "convolutions"
+    if "batch_norm" in kernel:
+        return "batch-norm and what is fused with it"
+    return "the update" if "multi_tensor" in kernel else "the rest"
 
 
 def step(run: Run) -> None:

@@ -2,9 +2,9 @@
 
 The paper trains on WSJ si-284, which is licensed (``data=wsj``); the same nets run on AN4 and on connected digits. Its
 65 epochs or so are read off figure 6. The rest is ours: Adam's rate and its drop, a warm-up because the first gradients
-are the largest, the batch, and on the small corpora epochs enough to leave the plateau at which CTC says nothing (about
-eight on AN4 with a small net, more under noise) and to come to a training loss near zero. The net has no dropout and
-overfits them; masks (``spec_augment=true``) are off, since the paper has none.
+are the largest, the batch, and on the small corpora as many epochs as should leave the plateau at which CTC says
+nothing; no run to the end stands behind their number yet. The net has no dropout, and masks (``spec_augment=true``)
+are off, since the paper has none.
 """
 
 from __future__ import annotations
