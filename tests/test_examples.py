@@ -18,7 +18,10 @@ ACCURACY = r"(\d+\.\d\d) % of the test digits"
 
 
 def printed(*command):
-    found = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
+    for _ in range(2):
+        found = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
+        if "terminate called without an active exception" not in found.stderr:  # gloo, now and then, as it is torn down
+            break
     assert found.returncode == 0, found.stderr
     return found.stdout
 
