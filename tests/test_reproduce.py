@@ -63,7 +63,7 @@ def shared(tmp_path_factory):
 def test_every_table_and_figure_of_the_paper_has_an_experiment():
     tables = [*(f"table{n}" for n in (1, 2, 3, 4, 5)), "tableA1", "tableA2"]
     figures = [*(f"fig{n}" for n in range(2, 8)), *(f"figA{n}" for n in range(1, 7))]
-    assert list(EXPERIMENTS) == [*tables, *figures, "comparison", "baseline", "level", "price", "tune"]
+    assert list(EXPERIMENTS) == [*tables, *figures, "comparison", "baseline", "level", "price", "tune", "beyond"]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -6,11 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ssgd.data import load
+from ssgd.models import build
+from ssgd.models.dropout import set_dropout
 from ssgd.recipes import get
 from ssgd.train import Execution, train
 from ssgd.train.distributed import Ranks
 from ssgd.train.job import Job, Sources
 from ssgd.train.phases import parse
+from ssgd.train.run import Run
 
 WORDS = replace(get("words"), phases="1-1", train_limit=3000, test_limit=500)
 
@@ -87,3 +91,16 @@ def test_gradients_are_clipped(tmp_path):
     after = torch.cat([p.detach().flatten() for p in job.run.net.parameters()])
     assert (after - before).norm().item() == pytest.approx(0.5e-3, rel=1e-2)
     job.close()
+
+
+def test_the_dropout_of_the_recipe_is_that_of_the_model():
+    source = load("fake-text", device="cpu", dtype=torch.float32)
+    run = Run(replace(WORDS, dropout=0.25), 0, source, torch.device("cpu"), Ranks())
+    assert {layer.p for layer in run.net.modules() if isinstance(layer, torch.nn.Dropout)} == {0.25}
+
+
+def test_a_dropout_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="below 1"):
+        set_dropout(build("lstm-tiny", 10), 1.0)
+    with pytest.raises(ValueError, match=r"no dropout layers: method=dropout:0\.5"):
+        set_dropout(build("resnet20", 10), 0.5)

@@ -7,7 +7,22 @@ from collections.abc import Callable
 from functools import partial
 
 from ..train.recipe import Recipe
-from . import baseline, comparison, fig3, fig5, fig7, level, price, spectra, table1, table2, table3, table4, table5
+from . import (
+    baseline,
+    beyond,
+    comparison,
+    fig3,
+    fig5,
+    fig7,
+    level,
+    price,
+    spectra,
+    table1,
+    table2,
+    table3,
+    table4,
+    table5,
+)
 from .cifar import cifar10, cifar100
 from .digits import digits
 from .words import words
@@ -64,6 +79,7 @@ def _all() -> dict[str, Callable[[], Recipe]]:
             makers += [
                 partial(price.tune, data, model, label, a) for label, tried in price.TUNED.items() for a in tried
             ]
+    makers += [partial(beyond.beyond, task, label) for task in beyond.LEVELS for label in beyond.LABELS]
     return {make().name: make for make in makers}
 
 

@@ -29,6 +29,7 @@ USUAL: Wanted = {
     "recompute_bn": False,
     "normalise": "speaker",
     "spec_augment": False,
+    "dropout": None,
 }
 CIFAR: Wanted = {
     **USUAL,

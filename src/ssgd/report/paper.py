@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from ..recipes import table4 as speech
+from ..recipes import table5 as words
 from .cells import Cell
 from .matching import CIFAR, USUAL, Wanted
 from .statistics import sample
@@ -17,7 +19,7 @@ PHASED_LEVEL = 0.5  # of table 1 and figure 5, which state none: that of our rec
 SPEECH_LEVEL = 0.5  # likewise
 DROPPED = 0.2  # likewise, of DropConnect
 SWEPT = {"large": (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2, 1.4), "small": (0.2, 0.4, 0.6, 0.7, 0.8, 1.0)}  # as its axes go
-PLACES = (("WSJ", "wsj", "50-15"), ("AN4", "an4", "45-15"), ("digits", "connected-digits", "25-10"))  # of speech
+PLACES = {"wsj": "WSJ", "an4": "AN4", "connected-digits": "digits"}  # of speech
 LEVEL_AXIS = "noise level, the paper's units"
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
 MODELS = {
@@ -149,7 +151,7 @@ def table3(t: dict[str, Any]) -> Part:
 
 def table4(t: dict[str, Any]) -> Part:
     cells = []
-    for column, data, phases in PLACES:
+    for data, column in PLACES.items():
         for units, key in ((190, "12x190 SGCN"), (300, "12x300 SGCN")):
             base: Cell | None = None
             for method in ("Adam", "S-SGD Adam"):
@@ -159,7 +161,7 @@ def table4(t: dict[str, Any]) -> Part:
                     "optimizer": "adam",
                     "model": f"sgcn-{units}",
                     "data": data,
-                    "phases": phases,
+                    "phases": speech.PLACES[data],
                     **noise,
                 }
                 paper = t["table4_speech_wer"][key][method] if data == "wsj" else None
@@ -256,8 +258,8 @@ def fig5(t: dict[str, Any]) -> Part:
 def fig6() -> Part:
     wanted = {**USUAL, "optimizer": "adam", "model": "sgcn-190"}
     cells = []
-    for column, data, phases in PLACES:
-        here = {**wanted, "data": data, "phases": phases}
+    for data, column in PLACES.items():
+        here = {**wanted, "data": data, "phases": speech.PLACES[data]}
         noise = {"method": "ssgd", "level": SPEECH_LEVEL, "law": LAW}
         base = Cell("Adam", column, None, None, {**here, "method": "sgd"}, "test_cer")
         cells += [base, Cell("S-SGD Adam", column, None, None, {**here, **noise}, "test_cer", base=base)]
@@ -352,8 +354,9 @@ def setting_of(label: str) -> Wanted:
 
 
 def ptb(size: str, method: str) -> Wanted:
-    phases = {"large": "55", "small": "50"}[size]
-    return {**USUAL, "model": f"lstm-{size}", "data": "ptb", "phases": phases, **setting_of(method)}
+    recipe = words.table5(size)
+    stated = ("model", "data", "phases", "decay", "decay_after", "clip", "weight_decay", "batch")
+    return {**USUAL, **{name: getattr(recipe, name) for name in stated}, **setting_of(method)}
 
 
 def listed(t: dict[str, Any], column: str, model: str, method: str) -> float | None:

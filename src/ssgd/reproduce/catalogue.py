@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..recipes import baseline as baselines
-from ..recipes import comparison, fig3, fig5, fig7, price, spectra, table1, table2, table3, table4, table5
+from ..recipes import beyond, comparison, fig3, fig5, fig7, price, spectra, table1, table2, table3, table4, table5
 from ..recipes import level as levels
 from ..train.recipe import Recipe
 from .experiment import Experiment, Picture
@@ -120,6 +120,10 @@ def _of_tune(scale: str) -> list[Recipe]:
     return at(scale, [price.tune(*where, *one) for where in _nets(scale) for one in tried])
 
 
+def _of_beyond(scale: str) -> list[Recipe]:
+    return at(scale, [beyond.beyond(task, label) for task in beyond.LEVELS for label in beyond.LABELS])
+
+
 def _nets(scale: str) -> list[tuple[str, str]]:
     models = price.MODELS if scale == "paper" else price.MODELS[:1]
     found = [(data, model) for model in models for data in reversed(DATA)]
@@ -181,5 +185,6 @@ _experiments = [
     Experiment("level", _own, "what is the paper's noise level?", _of_level),
     Experiment("price", _own, "what does a gain cost in passes?", _of_price),
     Experiment("tune", _own, "levels and rho on images held out, for price", _of_tune),
+    Experiment("beyond", _own, "words, speech, ten classes of ImageNet: at the same epochs and cost", _of_beyond),
 ]
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _experiments}

@@ -23,6 +23,7 @@ SAMPLES = {  # of an epoch: images, words, utterances
     "cifar10": 50_000,
     "cifar100": 50_000,
     "imagenet": 1_281_167,
+    "tiny-imagenet-10": 5_000,
     "digits": 1_000,
     "ptb": 929_589,
     "fake-text": 6_000,

@@ -10,6 +10,7 @@ import torch
 
 from ..core.checks import check_choice, check_count
 from ..methods import registry
+from ..models.registry import MODELS
 from .recipe import Recipe
 
 
@@ -85,7 +86,8 @@ def set_up(recipe: Recipe, execution: Execution) -> None:
     tf32 = recipe.precision != "fp32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = not execution.deterministic
+    speech = recipe.model in MODELS and MODELS[recipe.model].kind == "speech"  # every batch has a length of its own
+    torch.backends.cudnn.benchmark = not execution.deterministic and not speech
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(execution.deterministic)

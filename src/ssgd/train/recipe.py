@@ -45,6 +45,8 @@ class Recipe:
     """Over what the features of speech are normalised: speaker, global or none."""
     spec_augment: bool = False
     """Leave out bands and stretches of the features of speech at random."""
+    dropout: float | None = None
+    """Of the model's own dropout layers; None: what the model has."""
     bad: str = "raise"
     """A row or file of the data that cannot be used ends the training (raise) or is left out and counted (skip)."""
 

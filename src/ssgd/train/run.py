@@ -27,6 +27,7 @@ from ..data.registry import Source
 from ..methods import registry
 from ..methods.averaging import Averaging
 from ..methods.dropconnect import dropconnect
+from ..models.dropout import set_dropout
 from ..optimizer import SSGD
 from .compilation import compiled_for
 from .convolutions import use_fast_convolutions
@@ -79,6 +80,8 @@ class Run:
         self.kind = kind_of(source)
         if recipe.devices > 1 and source.kind != "images":
             raise ValueError(f"devices={recipe.devices} is for images: {recipe.data} needs torchrun and devices=1")
+        if recipe.dropout is not None:
+            set_dropout(self.net, recipe.dropout)
         self._transform()
         if kernels:
             use_fast_convolutions(self.net)

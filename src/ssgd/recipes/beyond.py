@@ -1,0 +1,54 @@
+"""Beyond CIFAR: words, speech and ten classes of ImageNet, at the same epochs and at the same cost.
+
+``base`` is SGD or Adam alone. ``ssgd`` takes both signs in as many epochs, at twice the cost; ``ssgd-half`` in half the
+epochs, at the same cost; ``split`` takes a sign a half in as many epochs, at the same cost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..train.recipe import Recipe
+from .table3 import LEVEL as IMAGENET_LEVEL
+from .table3 import tiny_imagenet10
+from .table4 import table4
+from .table5 import table5
+
+LABELS = ("base", "ssgd", "split", "ssgd-half")
+LEVELS = {  # of ssgd and of split
+    "ptb-large": (0.9, 0.5),
+    "ptb-small": (0.7, 0.4),
+    "an4": (0.5, 0.25),
+    "connected-digits": (0.5, 0.25),
+    "tiny-imagenet10": (IMAGENET_LEVEL, IMAGENET_LEVEL),
+}
+
+
+def beyond(task: str, label: str) -> Recipe:
+    """Seeds that no tuning has seen."""
+    recipe = replace(_base(task), name=f"beyond/{task}/{label}", seeds=(1,) if task == "ptb-large" else (1, 2, 3))
+    both, split = LEVELS[task]
+    if label == "base":
+        return recipe
+    if label == "split":
+        return replace(recipe, method="split", level=split)
+    recipe = replace(recipe, method="ssgd", level=both)
+    return _in_half(recipe) if label == "ssgd-half" else recipe
+
+
+def _base(task: str) -> Recipe:
+    if task.startswith("ptb-"):
+        return table5(task.removeprefix("ptb-"))
+    return tiny_imagenet10() if task == "tiny-imagenet10" else table4(task, 190)
+
+
+def _in_half(recipe: Recipe) -> Recipe:
+    """The same course of the learning rate in half the epochs."""
+    return replace(
+        recipe,
+        phases="-".join(str(math.ceil(int(epochs) / 2)) for epochs in recipe.phases.split("-")),
+        warm_up=recipe.warm_up / 2,
+        decay=recipe.decay**2,
+        decay_after=recipe.decay_after // 2,
+    )
