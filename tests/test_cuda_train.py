@@ -57,6 +57,24 @@ def test_runs_side_by_side_are_those_of_each_alone() -> None:
                 same_end(together, alone, recipe.name, seed)
 
 
+def test_what_is_read_of_a_busy_run_is_there() -> None:
+    """Its figures and its checkpoint are those of all steps taken, though the device is far behind."""
+    found = []
+    for cycles in (0, 10**9):  # about half a second
+        run = fresh("sgd", [], graph=True)
+        run.step()
+        with run._on_stream():
+            torch.cuda._sleep(cycles)
+        run.step()
+        saved = {name: value.cpu() for name, value in run.state()["model"].items()}
+        with run._on_stream():
+            torch.cuda._sleep(cycles)
+        found.append((saved, run.finish_epoch()))
+    (one, row), (other, late) = found
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert row == late
+
+
 def test_a_run_that_was_cut_ends_as_one_that_was_not() -> None:
     with folders() as (whole, cut):
         recipe = replace(SHORT, phases="1-1S-1", lr=(0.05, 0.01, 0.005), method="split", level=0.15)

@@ -151,7 +151,7 @@ class Run:
         with self._on_stream():
             sums = total(self.sums) if self.ranks.several else self.sums.clone()
             self.sums.zero_()
-        seen = sums.tolist()
+            seen = sums.tolist()  # on the stream that filled them: another would not wait
         if not math.isfinite(seen[0]):
             raise Diverged(f"the loss is {seen[0]} after epoch {self.epoch + 1}: lower lr or the level")
         row: dict[str, Any] = {"epoch": self.epoch + 1, "method": phase.method, "level": phase.level}
@@ -190,7 +190,7 @@ class Run:
         """All that decides how the run goes on, for any number of ranks, of which every one must call it."""
         assert self.opt is not None
         with self._on_stream():
-            return {
+            found = {
                 "format": FORMAT,
                 "epoch": self.epoch,
                 "step": self.step_in_epoch,
@@ -199,6 +199,9 @@ class Run:
                 "carried": of_each_rank(self.net.carried(), self.ranks) if self.stateful else None,  # type: ignore[operator]
                 **whole_state(self.net, self.opt),
             }
+        if self.stream is not None:
+            self.stream.synchronize()  # whoever reads these tensors does so on another stream
+        return found
 
     def load(self, state: dict[str, Any]) -> None:
         if state.get("format") != FORMAT:
