@@ -12,6 +12,7 @@ import pytest
 from ssgd.cli.main import main
 from ssgd.recipes import RECIPES
 from ssgd.report import cells, paper, write
+from ssgd.report.beyond import beyond
 from ssgd.report.cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Cell, outcome, verdict
 from ssgd.report.matching import matching
 from ssgd.report.measured import Measured, read_measured
@@ -54,8 +55,9 @@ def test_mean_and_spread():
 
 def test_differences_are_those_of_common_seeds():
     found = paired({0: 1.0, 1: 2.0, 2: 3.0, 7: 99.0}, {0: 0.0, 1: 0.0, 2: 0.0, 8: -99.0})
-    assert (found.mean, found.sd, found.count, found.above) == (2.0, 1.0, 3, 3)
+    assert (found.mean, found.sd, found.count, found.gained) == (2.0, 1.0, 3, 3)
     assert (found.low, found.high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-4)
+    assert paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 9.0, 2: 9.0}, less_is_better=True).gained == 2
     assert paired({0: 1.0}, {1: 1.0}) is None
     assert math.isnan(paired({0: 1.0}, {0: 2.0}).low)
 
@@ -243,7 +245,7 @@ def test_split_is_paired_with_the_sgd_of_its_protocol():
     runs += [of("sgd", seed, 10.0, phases="5-5-5") for seed in range(4)]  # the same, cut short
     base, found = split(runs).lines
     assert (base.method, base.difference) == ("sgd", None)
-    assert (found.difference.mean, found.difference.above, found.difference.count) == (pytest.approx(1.15), 4, 4)
+    assert (found.difference.mean, found.difference.gained, found.difference.count) == (pytest.approx(1.15), 4, 4)
     assert found.passes == base.passes == 175
 
 
@@ -271,6 +273,83 @@ def test_baseline_and_level_find_their_runs(tmp_path):
     drawn = {(series["name"], series["paper"]): series for series in level(runs).charts[0]["series"]}
     assert [point[0] for point in drawn["uniform", False]["points"]] == [0.2, 0.5, 0.8]
     assert [point[0] for point in drawn["sphere", False]["points"]] == [0.3]
+
+
+def of_a_task(task, metric, figures):
+    """Rows as they are left: the figure of the task alone, whatever the seeds of the recipe."""
+    for label, by_seed in figures.items():
+        for seed, value in by_seed.items():
+            made = {**row(f"beyond/{task}/{label}", seed), "test_accuracy": value}
+            made[metric] = made.pop("test_accuracy")
+            yield as_run(made)
+
+
+BEYOND = [
+    *of_a_task("tiny-imagenet10", "test_accuracy", {"base": {1: 80.0, 2: 80.0}, "split": {1: 81.0, 2: 83.0, 3: 0.0}}),
+    *of_a_task("an4", "test_wer", {"split": {1: 21.0, 2: 17.0, 3: 15.0}, "base": {1: 20.0, 2: 20.0, 3: 20.0}}),
+    *of_a_task("an4", "test_wer", {"ssgd": {1: 18.0}, "ssgd-half": {1: 19.0}}),
+]
+
+
+def test_beyond_pairs_each_task_with_its_own_base():
+    lines = {(found.protocol, found.method): found for found in beyond(BEYOND).lines}
+    words, images = "an4, WER, %", "tiny-imagenet10, accuracy, %"
+    noisy = [f"{label} ({level}, uniform)" for label, level in (("ssgd", 0.5), ("split", 0.25), ("ssgd-half", 0.5))]
+    assert list(lines) == [
+        *((words, method) for method in ("base (adam)", *noisy)),
+        (images, "base (sgd)"),
+        (images, "split (0.25, uniform)"),
+    ]
+    assert [lines[words, method].passes for method in ("base (adam)", *noisy)] == [60, 120, 60, 60]
+    fewer, more = lines[words, noisy[1]].difference, lines[images, noisy[1]].difference
+    assert (fewer.mean, fewer.gained, fewer.count) == (pytest.approx(-7 / 3), 2, 3)
+    assert (more.mean, more.gained, more.count) == (pytest.approx(2.0), 2, 2)
+    assert lines[words, "base (adam)"].difference is None and lines[words, "base (adam)"].test == Sample(20.0, 0.0, 3)
+
+
+def test_beyond_draws_what_is_better_upwards():
+    (drawn,) = beyond(BEYOND).charts
+    assert drawn["names"] == ["ssgd", "split", "ssgd-half"]
+    points = {series["name"]: series["points"] for series in drawn["series"]}
+    assert [point[:2] for point in points["an4"]] == [[0, 10.0], [1, 11.667], [2, 5.0]]
+    assert [len(point) for point in points["an4"]] == [2, 3, 2]  # one seed has no interval
+    assert points["tiny-imagenet10"] == [[1, 2.5, pytest.approx(100 * 12.7062 / 80, rel=1e-4)]]
+
+
+def test_beyond_counts_a_seed_once_and_keeps_levels_apart():
+    again = run("beyond/an4/split", 1, test_wer=1.0)
+    other = run("beyond/an4/split", 1, {"level": 0.1}, test_wer=12.0)
+    found = [line for line in beyond([*BEYOND, again, other]).lines if line.method.startswith("split (")][:2]
+    assert [(line.method, line.test.count) for line in found] == [
+        ("split (0.25, uniform)", 3),
+        ("split (0.1, uniform)", 1),
+    ]
+    assert found[0].test.mean == pytest.approx(53 / 3)
+
+
+def test_beyond_without_rows_without_a_base_and_with_a_base_of_no_errors():
+    assert not beyond([run("table4/an4/sgcn-190/adam", 1, test_wer=20.0)]).ran
+    alone = beyond([found for found in BEYOND if not found.experiment.endswith("/base")])
+    assert alone.ran and not alone.paired and not alone.charts
+    nothing = beyond(list(of_a_task("an4", "test_wer", {"base": {1: 0.0}, "ssgd": {1: 1.0}})))
+    assert nothing.lines[1].difference.mean == 1.0 and not nothing.charts
+
+
+def test_beyond_leaves_the_questions_on_cifar_alone():
+    named = ("table2/cifar100/resnet20/sgd", "price/cifar100/resnet20/split-0.26")
+    others = [run(name, seed, test_accuracy=68.0 + seed) for name in named for seed in (1, 2)]
+    assert split(others).lines and price(others).lines
+    for question in (baseline, split, level, price, tune):
+        assert question([*BEYOND, *others]) == question(others), question.__name__
+
+
+def test_beyond_is_told_in_its_own_words(tmp_path):
+    section = re.compile(r'<section id="beyond">.*?</section>', re.DOTALL)
+    assert "Not run." in section.search(page_of(tmp_path, tmp_path))[0]
+    write_results(tmp_path)
+    told = section.search(page_of(tmp_path, tmp_path))[0]
+    assert "minus base" in told and "minus SGD" not in told and "Not run." not in told
+    assert "−2.00 ± 0.00</td>" in told and "3 of 3 seeds" in told and 'data-chart="beyond"' in told
 
 
 # The page
@@ -310,7 +389,7 @@ def test_every_table_has_its_rows_and_every_figure_its_drawing(made_up, tmp_path
     for name in ("fig2", "fig3", "fig4", "fig5", "fig7", "figA1", "figA2", "figA3"):
         assert any(series["paper"] and series["points"] for series in drawn[name]["series"])
         assert ("missing" in drawn[name]) == (not any(not series["paper"] for series in drawn[name]["series"]))
-    for name in (*PARTS, "baseline", "level", "price", "tune"):
+    for name in (*PARTS, "baseline", "level", "price", "tune", "beyond"):
         assert f"ssgd reproduce {name}" in page
 
 

@@ -13,7 +13,7 @@ BLANK = """(() => { const c = document.querySelector('canvas'); const d = c.getC
 def test_loads_without_a_word_on_the_console(browser, page):
     for dark in (False, True):
         browser.open(page, dark=dark)
-        assert browser.ask("document.querySelectorAll('section').length") >= len(PARTS) + 5
+        assert browser.ask("document.querySelectorAll('section').length") >= len(PARTS) + 6
         assert browser.complaints == []
 
 
@@ -48,7 +48,7 @@ def test_every_table_has_its_rows(browser, page):
     )
     for part in PARTS:
         assert rows[part.name] >= max(1, len(part.cells)), part.name
-    assert browser.ask("document.querySelectorAll('.overview tbody tr').length") == len(PARTS) + 5
+    assert browser.ask("document.querySelectorAll('.overview tbody tr').length") == len(PARTS) + 6
 
 
 def test_hovering_shows_the_values(browser, page):
@@ -70,6 +70,16 @@ def test_arrow_keys_show_the_values(browser, page):
     assert "S-SGDR (paper): 90.63" in browser.ask("document.querySelector('#fig5 .tip').innerText")
     browser.key("Escape")
     assert browser.ask("getComputedStyle(document.querySelector('#fig5 .tip')).display") == "none"
+
+
+def test_every_task_beyond_cifar_has_a_mark_at_each_method(browser, made_up):
+    browser.open(made_up)
+    assert browser.ask("document.querySelectorAll('#beyond .plot .ours .mark').length") == 3 * 3 + 3  # and the legend
+    browser.ask("document.querySelector('#beyond .plot svg').focus()")
+    browser.key("Home")
+    browser.key("ArrowRight")
+    shown = browser.ask("document.querySelector('#beyond .tip').innerText")
+    assert shown.split("\n")[:3] == ["method: split", "ptb-large (ours): 2.564", "an4 (ours): 10.2"]
 
 
 def test_the_surface_turns(browser, made_up):

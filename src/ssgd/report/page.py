@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from .beyond import beyond
 from .cells import NOT_RUN, RULE, Outcome, outcome, tally
 from .charts import SPECTRA, Chart, charts_of, spectrum_outcomes, surface_of
 from .measured import Measured, read_measured
@@ -67,7 +68,7 @@ def render(runs: list[Run], measured: Measured, complaints: list[str] | None = N
     except ImportError:
         raise ImportError("the page needs jinja2: pip install 'ssgd[report]'") from None
     shown = [show(part, runs, measured) for part in parts()]
-    asked = questions(runs)
+    asked = [*questions(runs), beyond(runs)]
     drawn = [c for s in shown for c in s.charts] + [c for q in asked for c in q.charts]
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True

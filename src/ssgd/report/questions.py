@@ -1,4 +1,4 @@
-"""Our own questions: which weight decay, which reading of the level, what split is worth, what a pass buys."""
+"""Our own questions on CIFAR: which weight decay, which reading of the level, what split is worth, what a pass buys."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from .statistics import Difference, Sample, paired, sample
 
 VARIANT = ("method", "level", "law", "settings", "perturb", "phases")
 USUAL_PROTOCOL = {**CIFAR, "model": "", "data": "", "decay": 1.0, "decay_after": 0, "clip": None}
+DATA = ("cifar10", "cifar100")
 PROTOCOL = {name: usual for name, usual in USUAL_PROTOCOL.items() if name not in (*VARIANT, "epochs")}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method under one protocol, and its difference to SGD over common seeds."""
+    """One method under one protocol, and its difference to SGD, or another base, over common seeds."""
 
     protocol: str
     method: str
@@ -40,6 +41,7 @@ class Question:
     lines: list[Line] = field(default_factory=list)
     charts: list[Chart] = field(default_factory=list)
     measured: str = "test, %"
+    base: str = "SGD"
 
     @property
     def ran(self) -> bool:
@@ -56,7 +58,7 @@ def questions(runs: list[Run]) -> list[Question]:
 
 def baseline(runs: list[Run]) -> Question:
     t = targets()["table2_cifar"]["ResNet20"]["SGD"]
-    paper = dict(zip(("cifar10", "cifar100"), t, strict=True))
+    paper = dict(zip(DATA, t, strict=True))
     lines, series = [], []
     for place, data in enumerate(paper):
         fits = [run for run in runs if run.method == "sgd" and run.data == data and is_plain_cifar(run)]
@@ -64,7 +66,7 @@ def baseline(runs: list[Run]) -> Question:
         decays = sorted({run.weight_decay for run in fits})
         for decay in decays:
             mine = first_of_each_seed(run for run in fits if same(run.weight_decay, decay))
-            found = sample(accuracies(mine).values())
+            found = sample(figures(mine).values())
             lines.append(Line(data, f"weight decay {decay:g}", None, found, None, False))
             points.append((decay, found.mean - paper[data], found.sd))
         series += [curve(data, points, False, place)] if points else []
@@ -81,9 +83,9 @@ def baseline(runs: list[Run]) -> Question:
 def split(runs: list[Run]) -> Question:
     about = (
         "One pass instead of two: +n on one half of the batch, −n on the other (split), against SGD, and against SGD "
-        "with batch-norm over half-batches and no noise (halves). Seeds share initialisation and data order."
+        "with batch-norm over half-batches and no noise (halves), on CIFAR. Seeds share initialisation and data order."
     )
-    lines = compared(runs, lambda run: run.method in ("split", "halves"))
+    lines = compared(runs, lambda run: run.method in ("split", "halves") and run.data in DATA)
     return Question("split", "Split", about, "ssgd reproduce price", lines)
 
 
@@ -96,7 +98,7 @@ def level(runs: list[Run]) -> Question:
         fits = [r for r in fits if same(r.weight_decay, CIFAR["weight_decay"]) and r.level is not None]
         points = []
         for at in sorted({run.level for run in fits if run.level is not None}):
-            found = sample(accuracies(first_of_each_seed(r for r in fits if r.level == at)).values())
+            found = sample(figures(first_of_each_seed(r for r in fits if r.level == at)).values())
             points.append((at, found.mean, found.sd))
         series += [curve(law, points, False, colour)] if points else []
     about = (
@@ -154,10 +156,10 @@ def nearest(run: Run, plain: list[list[Run]]) -> list[Run] | None:
 
 
 def line(group: list[Run], base: list[Run] | None) -> Line:
-    figures, first = accuracies(group), group[0]
-    difference = paired(figures, accuracies(base)) if base else None
+    ours, first = figures(group), group[0]
+    difference = paired(ours, figures(base)) if base else None
     small = any(run.scale == "small" for run in group)
-    return Line(spoken(first), told(first), passes(first), sample(figures.values()), difference, small)
+    return Line(spoken(first), told(first), passes(first), sample(ours.values()), difference, small)
 
 
 def price_chart(lines: list[Line]) -> Chart:
@@ -219,6 +221,7 @@ def passes(run: Run) -> float | None:
     return float(found if found >= epochs else found * epochs)
 
 
-def accuracies(runs: Iterable[Run]) -> dict[int, float]:
-    found = {run.seed: run.metric("test_accuracy") for run in runs}
+def figures(runs: Iterable[Run], metric: str = "test_accuracy") -> dict[int, float]:
+    """By seed."""
+    found = {run.seed: run.metric(metric) for run in runs}
     return {seed: value for seed, value in found.items() if value is not None}

@@ -27,7 +27,7 @@ class Difference:
     count: int
     low: float
     high: float
-    above: int  # seeds with a difference above 0
+    gained: int  # seeds that are better than the base's
 
 
 def sample(values: Iterable[float]) -> Sample:
@@ -39,7 +39,7 @@ def sample(values: Iterable[float]) -> Sample:
     return Sample(mean, math.sqrt(squares / (len(found) - 1)) if len(found) > 1 else math.nan, len(found))
 
 
-def paired(ours: Mapping[int, float], base: Mapping[int, float]) -> Difference | None:
+def paired(ours: Mapping[int, float], base: Mapping[int, float], less_is_better: bool = False) -> Difference | None:
     """``ours`` minus ``base`` over common seeds; None where there is no such seed."""
     differences = [ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())]
     if not differences:
@@ -48,8 +48,8 @@ def paired(ours: Mapping[int, float], base: Mapping[int, float]) -> Difference |
     reach = math.nan
     if found.count > 1:
         reach = t_quantile(0.975, found.count - 1) * found.sd / math.sqrt(found.count)
-    above = sum(difference > 0 for difference in differences)
-    return Difference(found.mean, found.sd, found.count, found.mean - reach, found.mean + reach, above)
+    gained = sum(difference < 0 if less_is_better else difference > 0 for difference in differences)
+    return Difference(found.mean, found.sd, found.count, found.mean - reach, found.mean + reach, gained)
 
 
 def t_quantile(share: float, freedom: int) -> float:
