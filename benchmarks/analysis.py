@@ -221,7 +221,7 @@ class Bench:
             ]
             print(f"{name}: {seconds:.1f} {unit}", flush=True)
             del matrix
-            rows += self.theirs(ours.precision, seconds / total, total, vectors)
+            rows += self.theirs(ours.precision, seconds / total, vectors)
         return rows
 
     def trials(self, precisions: list[str], vectors: Tensor, clock: Clock) -> list[Trial]:
@@ -277,7 +277,7 @@ class Bench:
                 ]
         return rows
 
-    def theirs(self, precision: str, ours: float, total: int, vectors: Tensor) -> list[Row]:
+    def theirs(self, precision: str, ours: float, vectors: Tensor) -> list[Row]:
         """curvlinops' products with the same weights and images, one vector at a time and all at once."""
         try:
             with warnings.catch_warnings():
@@ -300,7 +300,7 @@ class Bench:
                 detail = {"batch": size, "layout": layout, "version": version("curvlinops-for-pytorch")}
                 rows += [
                     Row(f"{name}_{precision}", seconds, f"s, scaled up from {images} images", 1, detail=detail),
-                    Row(f"{name}_{precision}_forwards", seconds * total / self.best[precision][0], "forward passes", 1),
+                    Row(f"{name}_{precision}_forwards", seconds / self.best[precision][0], "forward passes", 1),
                     Row(f"{name}_{precision}_over_ours", seconds / ours, "×", 1),
                 ]
                 print(f"{name} in {precision}: {seconds:.3f} s, {seconds / ours:.1f} times ours", flush=True)
