@@ -102,8 +102,8 @@ def drive(
                 with alone(job):
                     job.stop_asked = job.stop_asked or stop() is not None
                     with progress.waiting_for(job):
-                        images = job.advance()
-                    progress.passed(job, images)
+                        samples = job.advance()
+                    progress.passed(job, samples)
                 if job.over:
                     live.remove(job)
                     progress.end(job)

@@ -52,7 +52,7 @@ class Job:
         return f"{self.recipe.name}/seed-{self.seed}"
 
     @property
-    def images_to_come(self) -> float:
+    def samples_to_come(self) -> float:
         """Forward and backward, over all passes."""
         if self.run is None:
             return 0.0
@@ -100,7 +100,7 @@ class Job:
             self._finish(self.run)
 
     def advance(self) -> float:
-        """One step, and what is due after it. Returns the images passed, forward and backward."""
+        """One step, and what is due after it. Returns the samples passed, forward and backward."""
         run = self.run
         assert run is not None
         passes = registry.get(run.phase.method).passes

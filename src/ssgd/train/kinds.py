@@ -14,6 +14,7 @@ Autocast = Callable[[], AbstractContextManager[None]]
 Batches = Iterable[tuple[Tensor, ...]]
 Objective = Callable[..., tuple[Tensor, Tensor]]
 MODULES = {"images": "classify", "language": "language", "speech": "speech"}
+SAMPLES = {"images": "images", "language": "rows", "speech": "utterances"}  # what a batch is made of
 FIGURES = {"accuracy": " %", "perplexity": "", "wer": " %", "cer": " %"}
 
 

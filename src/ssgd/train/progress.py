@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .kinds import judged
+from .kinds import SAMPLES, judged
 
 if TYPE_CHECKING:
     from .job import Job
@@ -18,7 +18,7 @@ LONG = 5.0  # seconds
 
 
 class Progress:
-    """A tqdm bar in images passed forward and backward, with rate and time left; without tqdm a line an epoch."""
+    """A tqdm bar in samples passed forward and backward, with rate and time left; without tqdm a line an epoch."""
 
     def __init__(self, shown: bool = True, tensorboard: bool = False) -> None:
         self.shown = shown
@@ -32,7 +32,7 @@ class Progress:
             try:
                 from tqdm import tqdm
 
-                self._bar = tqdm(total=0, unit=" images", unit_scale=True, file=sys.stderr, dynamic_ncols=True)
+                self._bar = tqdm(total=0, unit=" samples", unit_scale=True, file=sys.stderr, dynamic_ncols=True)
             except ImportError:
                 self.say("without tqdm there is no progress bar: pip install tqdm")
         return self
@@ -58,7 +58,8 @@ class Progress:
                 self._say_of(job, f"goes on in epoch {job.run.epoch + 1} of {job.run.schedule.epochs}")
             self._epochs[job.label] = len(job.run.history)
             if self._bar is not None:
-                self._bar.total += job.images_to_come
+                self._bar.unit = f" {SAMPLES[job.run.source.kind]}"
+                self._bar.total += job.samples_to_come
                 self._bar.refresh()
 
     @contextmanager
@@ -74,9 +75,9 @@ class Progress:
         if (took := time.perf_counter() - began) > LONG:
             self._say_of(job, f"compiled in {took:.0f} s")
 
-    def passed(self, job: Job, images: float) -> None:
+    def passed(self, job: Job, samples: float) -> None:
         if self._bar is not None:
-            self._bar.update(images)
+            self._bar.update(samples)
         if job.last is not None and job.last["epoch"] > self._epochs[job.label]:
             self._epochs[job.label] = job.last["epoch"]
             self._show_epoch(job, job.last)
