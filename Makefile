@@ -33,7 +33,7 @@ lint: $(VENV)/.lint
 	$(PY) -m mypy
 
 bench: $(VENV)/.bench
-	$(PY) benchmarks/optimizer.py
+	$(PY) benchmarks/optimizer.py --out build/optimizer-cpu.json
 
 report: $(VENV)/.test
 	scripts/install_chromium.sh

@@ -1,4 +1,4 @@
-"""SGD against S-SGD in JAX, on the 8×8 digits that come with the package: pip install 'ssgd[jax]'."""
+"""SGD against S-SGD in JAX, on the 8×8 digits that come with the package: pip install '.[jax]'."""
 
 from functools import partial
 from itertools import pairwise

@@ -1,6 +1,6 @@
 """SGD against S-SGD in Lightning: ResNet20 on CIFAR-10 where SSGD_DATA has it, a small net on the digits else.
 
-It needs pip install 'ssgd[lightning]'.
+It needs pip install '.[lightning]'.
 """
 
 import torch.nn.functional as F

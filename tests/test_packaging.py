@@ -70,6 +70,7 @@ def test_the_source_archive_has_what_a_change_needs(built):
         names = {name.partition("/")[2] for name in files.getnames()}
     assert names >= {"examples/README.md", "docs/index.md", "mkdocs.yml", "Makefile", "README.md", "LICENSE"}
     assert names >= {"tests/test_packaging.py", "scripts/docs_hooks.py", "src/ssgd/data/digits.npz"}
+    assert names >= {"results/baseline.jsonl", ".ci/run"}
 
 
 def test_it_runs_from_an_empty_environment(empty, tmp_path):
