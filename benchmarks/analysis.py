@@ -40,7 +40,6 @@ from ssgd.analysis.spectrum import spectrum
 from ssgd.analysis.surface import Surface, evaluate
 from ssgd.analysis.task import Task, evaluating
 from ssgd.data.cifar import cifar
-from ssgd.data.digits import digit_images
 from ssgd.data.fake import fake_images
 from ssgd.data.images import ImageSet
 from ssgd.data.on_device import DeviceImages
@@ -48,7 +47,7 @@ from ssgd.data.on_device import DeviceImages
 Batches = list[tuple[Tensor, Tensor]]
 FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 PRECISIONS = ("fp32", "tf32", "bf16")
-PARTS = ("spectrum", "plane", "small")
+PARTS = ("spectrum", "plane")
 ROUNDS = 3
 
 
@@ -171,23 +170,6 @@ class Bench:
     def look(self, precision: str, layout: str, how: dict[str, Any]) -> Look:
         batches = self.batches(self.best[precision][1], layout)
         return Look(self.net(layout), batches, self.state, {"precision": precision, **how}, layout)
-
-    def small(self) -> list[Row]:
-        """A plane of the digits' net, which leaves a GPU idle, one by one and many points at once."""
-        images, labels, classes, channels = on_device(digit_images(), self.device, 1000)
-        torch.manual_seed(0)
-        net = models.build("small-cnn", classes, channels).to(self.device)
-        rows: list[Row] = []
-        for together in (1, 16, 64):
-            with spared(f"{together} points at once"):
-                look = Look(net, [(images, labels)], net.state_dict(), {"together": together})
-                seconds = [look.sampled(self.options.points)[1] for _ in range(ROUNDS)]
-                found = [one * (self.options.points**2 + 3) for one in seconds]
-                rows.append(
-                    Row(f"small_plane_together_{together}", statistics.median(found), "s", ROUNDS, spread(found))
-                )
-                print(f"{rows[-1].name}: {rows[-1].value:.2f} s", flush=True)
-        return rows
 
     # --- the spectrum -------------------------------------------------------------------------------------------------
 
@@ -374,7 +356,7 @@ class Look:
     """The plane through three points around some weights, or far from them where they are random."""
 
     def __init__(
-        self, net: nn.Module, batches: Batches, state: dict[str, Tensor], how: dict[str, Any], layout: str = ""
+        self, net: nn.Module, batches: Batches, state: dict[str, Tensor], how: dict[str, Any], layout: str
     ) -> None:
         around = Directions(state, net, 2)
         b, c = ({**state, **around.weights_at(*point)} for point in ((1.0, 0.0), (0.0, 1.0)))
@@ -396,7 +378,7 @@ class Look:
             )
             rows = read(out)[1]
         seconds = [rows[index]["seconds"] for index in sorted(rows)]
-        return surface, statistics.mean(seconds[self.how.get("together", 1) :] or seconds)
+        return surface, statistics.mean(seconds[1:] or seconds)
 
 
 class Clock:

@@ -1,10 +1,13 @@
 """The commands that look at what a training has left."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from ssgd.cli.main import main
 from ssgd.recipes import get
@@ -42,6 +45,32 @@ def test_a_line_has_the_runs_own_metrics_at_its_ends(runs, tmp_path, capsys):
     assert out.with_suffix(".png").stat().st_size and "error" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["line", "plane"])
+def test_points_of_other_data_are_not_taken_up(runs, tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.chdir(tmp_path)
+    words = [kind, *list(runs)[: 2 if kind == "line" else 3], "--points", "2", "--device", "cpu", "--quiet"]
+    assert main([*words, "--limit", "40"]) == 0 == main([*words, "--limit", "40"])
+    before = Path(f"{kind}.npz").read_bytes()
+    assert main([*words, "--limit", "50"]) == 2
+    assert f"{kind}.jsonl holds another evaluation (other data): choose another name" in capsys.readouterr().err
+    assert Path(f"{kind}.npz").read_bytes() == before
+
+
+def test_a_dot_in_a_name_is_part_of_it(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    some = {"line": list(runs)[:2], "plane": list(runs), "spectrum": list(runs)[:1]}
+    grid = {"line": ["--points", "2"], "plane": ["--points", "2"], "spectrum": ["--steps", "2", "--probes", "1"]}
+    for command, paths in some.items():
+        assert main([command, *paths, *grid[command], "--out", f"{command}-0.15", *FEW]) == 0
+        assert f"{command}-0.15" in capsys.readouterr().out.splitlines()[-1]
+    assert {path.name for path in Path().iterdir()} == {
+        *(f"line-0.15{ending}" for ending in (".jsonl", ".npz", ".json", ".png")),
+        *(f"plane-0.15{ending}" for ending in (".jsonl", ".npz", ".json")),
+        *(f"plane-0.15-{part}.{kind}" for part in ("train", "test") for kind in ("png", "html")),
+        *(f"spectrum-0.15{ending}" for ending in (".npz", ".json", ".png")),
+    }
+
+
 def test_a_plane_is_drawn_and_can_be_turned(runs, tmp_path):
     out = tmp_path / "plane"
     assert main(["plane", *runs, "--points", "3", "--out", str(out), *FEW]) == 0
@@ -71,6 +100,39 @@ def test_a_language_model_is_judged_from_the_beginning_of_every_batch(tmp_path):
     batch = next(iter(task.batches))
     first, again = (float(task.loss(task.model, batch)) for _ in range(2))
     assert first == again and np.isfinite(first)
+    losses, wrong, words = 0.0, 0, 0
+    for x, y in task.batches:
+        task.model.reset(len(x))
+        with torch.no_grad():
+            logits = task.model(x).flatten(0, 1)
+        losses += float(nn.functional.cross_entropy(logits, y.flatten(), reduction="sum"))
+        wrong, words = wrong + int((logits.argmax(1) != y.flatten()).sum()), words + y.numel()
+    assert len({x.shape for x, _ in task.batches}) == 2  # the last is shorter
+    assert task.measure() == pytest.approx((losses / words, 100 * wrong / words), rel=1e-5)
+
+
+def test_utterances_have_a_loss_and_no_error(tmp_path, capsys):
+    recipe = get("utterances").with_changes(["phases=1", "lr=0.003", "seeds=0,1"])
+    results = train(recipe, Execution(out=str(tmp_path), device="cpu", progress=False))
+    a, b = (str(tmp_path / "utterances" / f"seed-{seed}") for seed in (0, 1))
+    words = ["line", a, b, "--points", "2", "--batchnorm", "keep", "--out", str(tmp_path / "line")]
+    assert main([*words, "--device", "cpu", "--quiet"]) == 0
+    (test,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("test:"))
+    assert test == f"test: {a}: loss {results[0]['test_loss']:.4f}, {b}: loss {results[1]['test_loss']:.4f}"
+    with np.load(tmp_path / "line.npz") as arrays:
+        assert np.isnan(arrays["errors"]).all() and np.isfinite(arrays["losses"]).all()
+
+
+@pytest.mark.parametrize("perturb", ["all", "conv"])
+def test_a_run_of_dropconnect_can_be_looked_at(tmp_path, perturb):
+    execution = Execution(out=str(tmp_path), device="cpu", progress=False)
+    changes = ["phases=1", "lr=0.1", "train_limit=100", "test_limit=50", "method=dropconnect", f"perturb={perturb}"]
+    (result,) = train(get("digits").with_changes(changes), execution)
+    (saved,) = (tmp_path / "digits" / "seed-0" / "checkpoints").glob("*.pt")
+    for path in (tmp_path / "digits" / "seed-0", saved):
+        loss, error = tasks(solution(path), execution)["test"].measure()
+        assert loss == pytest.approx(result["test_loss"], rel=1e-5)
+        assert error == pytest.approx(100 - result["test_accuracy"])
 
 
 def test_probes_together(runs, tmp_path, capsys):
@@ -96,8 +158,22 @@ def test_sharpness_in_three_ways_and_a_level(runs, tmp_path, capsys):
     words = ["sharpness", next(iter(runs)), "--pairs", "2", "--subspace", "3", "--find-level", "--out", str(out), *FEW]
     assert main(words) == 0
     shown = capsys.readouterr().out
-    assert "symmetric excess" in shown and "SAM's" in shown and "Keskar's" in shown
+    assert "symmetric excess at level 0.1 (sphere)" in shown and "SAM's" in shown and "Keskar's" in shown
     assert (tmp_path / "sharpness-level.png").stat().st_size
+
+
+def test_noise_has_the_law_of_the_run(tmp_path, capsys):
+    pytest.importorskip("scipy")
+    changes = ["phases=5", "lr=0.1", "train_limit=200", "method=ssgd:0.3", "law=uniform"]
+    train(get("digits").with_changes(changes), Execution(out=str(tmp_path), progress=False))
+    out, folder = tmp_path / "s-0.1", str(tmp_path / "digits" / "seed-0")
+    words = ["sharpness", folder, "--pairs", "2", "--subspace", "3", "--find-level", "--out", str(out)]
+    assert main([*words, *FEW]) == 0
+    shown = capsys.readouterr().out
+    assert "symmetric excess at level 0.1 (uniform): " in shown
+    assert re.search(r"^suggested level \S+ \(uniform\): ", shown, re.MULTILINE)
+    for what in ("excess", "level"):
+        assert json.loads((tmp_path / f"s-0.1-{what}.json").read_text())["law"] == "uniform"
 
 
 def test_weights_come_from_the_folder_a_checkpoint_or_the_file(runs):

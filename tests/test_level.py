@@ -66,7 +66,7 @@ def test_in_a_bowl_it_is_the_root_of_the_share(law):
     found = find_level(bowl(), law=law)
     np.testing.assert_allclose(found.mean, found.levels**2 * found.blank, rtol=1e-9)
     assert found.suggestion == pytest.approx(math.sqrt(0.05), rel=1e-9)
-    assert "suggested level 0.22: there the noise undoes 5%" in found.verdict
+    assert f"suggested level 0.22 ({law}): there the noise undoes 5%" in found.verdict
     assert (found.clean, found.samples, found.law, found.mode) == (0, 4, law, "train")
     assert found.levels[[0, -1]] == pytest.approx([0.01, 1.5])
 
@@ -92,8 +92,8 @@ def test_a_loss_that_overflows_is_too_much_noise(broken):
     [
         (curve([-0.1, -0.2, -0.3], clean=2.0, blank=1.9), "the loss, 2, is not below that of weights at zero, 1.9"),
         (curve([0.1, 0.2, 0.3], blank=math.nan), "train for a while first"),
-        (curve([-0.1, 0.01, 0.02]), "up to 0.4 the loss rises too little; try larger levels"),
-        (curve([0.06, 0.1, 0.2]), "at 0.1 the loss already rises too much; try smaller levels"),
+        (curve([-0.1, 0.01, 0.02]), "up to 0.4 (sphere) the loss rises too little; try larger levels"),
+        (curve([0.06, 0.1, 0.2]), "at 0.1 (sphere) the loss already rises too much; try smaller levels"),
     ],
 )
 def test_where_no_level_can_be_suggested_a_sentence_says_why(found, sentence):

@@ -23,6 +23,7 @@ from ssgd.reproduce.scales import smoke
 from ssgd.safetensors import read_safetensors
 from ssgd.train import Execution, Recipe, train
 from ssgd.train.execution import settled
+from ssgd.train.rundir import RunDir
 
 COMMITTED = Path(__file__).parent.parent / "results"
 NEEDED = {"experiment", "model", "data", "method", "mode", "level", "law", "phases", "weight_decay", "seed", "epochs"}
@@ -236,6 +237,9 @@ def test_a_plan_counts_the_rows_there_are(here, capsys):
 def test_an_unknown_name_gets_a_sentence(here, capsys):
     assert main(["reproduce", "tabel2"]) == 2
     assert "no experiment called 'tabel2': did you mean table2" in capsys.readouterr().err
+    assert main(["reproduce", "fig4", "--only", "typo", "--device", "cpu"]) == 2
+    shown = capsys.readouterr()
+    assert "no run of fig4 has 'typo' in its name, such as table2/cifar10/resnet20/" in shown.err and not shown.out
     assert main(["reproduce", "fig4", "--scale", "smoke", "--device", "cpu", "--limit", "0"]) == 2
     assert "limit must be a whole number of at least 1" in capsys.readouterr().err
 
@@ -362,6 +366,18 @@ def test_a_branch_ends_as_if_it_had_been_trained_from_the_start(here):
         assert all((states[0][name] == states[1][name]).all() for name in states[1])
         metrics = [(way.place(recipe, 0) / "metrics.jsonl").read_bytes() for way in (here, whole)]
         assert metrics[0] == metrics[1]
+
+
+def test_the_seconds_of_a_branch_are_those_of_the_whole_training(here):
+    stem, recipe = tiny("stem"), replace(tiny("longer"), phases="1-1")
+    train(stem, here)
+    clock = RunDir(here.place(stem, 0))
+    clock.add_timing({"epoch": 1, "seconds": 1000.0})
+    clock.add_timing({"epoch": 1, "seconds": 0.0})  # taken up again
+    clock.add_timing({"epoch": 1, "seconds": 500.0})
+    branch(stem, recipe, here)
+    (result,) = train(recipe, here)
+    assert 1500 <= result["seconds"] < 1600 and result["passes"] == 2
 
 
 def test_a_branch_needs_a_stem_that_is_its_beginning(here):

@@ -12,7 +12,7 @@ from torch import nn
 
 from ssgd.analysis.eigenvalues import Eigenvalues, _Krylov, top_eigenvalues
 from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.lanczos import lanczos, lanczos_together
+from ssgd.analysis.lanczos import lanczos_together
 from ssgd.analysis.results import load, save
 from ssgd.analysis.spectrum import Spectrum, spectrum
 from ssgd.analysis.symmetric import Given, watched
@@ -57,6 +57,12 @@ def whole(kind="mlp"):
 
 
 # --- Lanczos --------------------------------------------------------------------------------------------------------
+
+
+def lanczos(matvec, start, steps):
+    """From one vector."""
+    (found,) = lanczos_together(lambda vectors: matvec(vectors[0]).unsqueeze(0), [start], steps)
+    return found
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])

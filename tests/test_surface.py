@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from ssgd.analysis import results
+from ssgd.analysis import journal, results
 from ssgd.analysis.geometry import Directions, Line, Plane
 from ssgd.analysis.moving import Moving
-from ssgd.analysis.surface import Surface, evaluate, so_far
+from ssgd.analysis.surface import Surface, evaluate
 from ssgd.analysis.task import Task, evaluating
 
 # --- the problem ------------------------------------------------------------------------------------------------------
@@ -471,8 +471,8 @@ def test_the_result_comes_back_from_its_files(whole):
     surface, out = whole
     read = results.load(Surface, out)
     assert_same(read, surface)
-    assert_same(so_far(out), surface)
-    assert read.seconds is None and surface.seconds > 0 and so_far(out).seconds == surface.seconds
+    _, rows = journal.read(out)
+    assert read.seconds is None and surface.seconds == sum(row["seconds"] for row in rows.values()) > 0
     assert np.isfinite(surface.losses).all() and np.isfinite(surface.errors).all()
     assert sorted(path.name for path in out.parent.iterdir()) == ["plane.json", "plane.jsonl", "plane.npz"]
 
@@ -509,8 +509,7 @@ def test_a_killed_grid_resumes_to_the_identical_files(plane, whole, tmp_path, mo
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL and not out.with_suffix(".npz").exists()
-    partial = so_far(out)
-    assert np.isfinite(partial.anchor_losses).all() and np.isfinite(partial.losses).sum() == 2 * 3
+    assert list(journal.read(out)[1]) == [*range(3 + 3)]  # the anchors, and three points
     passes = counted_passes(monkeypatch)
     assert_same(evaluate(plane, tasks(net(9)), plane.grid(4), out=out, progress=False), whole[0])
     assert len(passes) == 2 * (19 - 6) and files(out) == files(whole[1])
@@ -550,8 +549,9 @@ def test_cut_at_any_byte_it_resumes_to_the_identical_files(plane, whole, tmp_pat
         (lambda plane: {"grid": plane.grid(3)}, "axes"),
         (lambda plane: {"batchnorm": "keep"}, "batchnorm"),
         (lambda plane: {"tasks": {"train": tasks(net(9))["train"]}}, "tasks"),
+        (lambda plane: {"data": {"data": "digits", "limit": 40}}, "data"),
     ],
-    ids=["solutions", "grid", "batch-norm", "tasks"],
+    ids=["solutions", "grid", "batch-norm", "tasks", "data"],
 )
 def test_another_evaluation_is_not_mixed_in(plane, whole, change, what):
     before = whole[1].with_suffix(".jsonl").read_bytes()
@@ -561,6 +561,27 @@ def test_another_evaluation_is_not_mixed_in(plane, whole, change, what):
     ):
         evaluate(**arguments, out=whole[1], progress=False)
     assert whole[1].with_suffix(".jsonl").read_bytes() == before
+
+
+def test_the_same_data_are_taken_up_again(plane, tmp_path, monkeypatch):
+    for limit in (40, 40):
+        passes = counted_passes(monkeypatch)
+        data = ("digits", limit)  # a list in the file
+        evaluate(plane, tasks(net(9)), plane.grid(2), out=tmp_path / "plane", progress=False, data=data)
+    assert not passes
+
+
+def test_where_the_arrays_are_the_rest_of_a_result_is_too(whole, tmp_path, monkeypatch):
+    def full(path, content):
+        if path.suffix == ".json":
+            raise OSError("no space left")
+        write_whole(path, content)
+
+    write_whole = results.write_whole
+    monkeypatch.setattr(results, "write_whole", full)
+    with pytest.raises(OSError, match="no space left"):
+        results.save(whole[0], tmp_path / "plane")
+    assert not list(tmp_path.iterdir())
 
 
 def test_another_seed_is_another_evaluation(tmp_path):
@@ -578,7 +599,7 @@ def test_files_that_are_none_of_ours(plane, tmp_path):
     with pytest.raises(ValueError, match=r"plane\.jsonl is damaged, or was not written by this library"):
         evaluate(plane, tasks(net(9)), out=tmp_path / "plane", progress=False)
     with pytest.raises(FileNotFoundError, match=r"line\.jsonl is not there, or empty"):
-        so_far(tmp_path / "line")
+        journal.read(tmp_path / "line")
 
 
 def test_losses_beyond_all_numbers_are_kept(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import models
-from .analysis.task import Task
+from .analysis.task import Task, samples
 from .safetensors import read_safetensors
 from .train import checkpoint
 from .train.execution import Execution
@@ -49,11 +50,16 @@ def solution(path: str | Path) -> Solution:
         state = read_safetensors(path if path.suffix == ".safetensors" else finished)
     else:
         state = checkpoint.weights(path)
+    if any(phase.method == "dropconnect" for phase in recipe.schedule.phases):
+        state = {re.sub(r"\bparametrizations\.(\w+)\.original$", r"\1", name): t for name, t in state.items()}
     return Solution(str(path), recipe, state)
 
 
 def tasks(found: Solution, execution: Execution, limit: int | None = None, large: bool = False) -> dict[str, Task]:
     """The net of a solution, with its weights, over its training and its test data; both tasks share it.
+
+    Samples are images, words or utterances: of a text the loss is that of a word, the log of its perplexity, and the
+    error that of the likeliest next word. Utterances have no error, which would need decoding.
 
     ``large``: in larger batches where a GPU has room for them, as for small images where nothing is differentiated.
     """
@@ -65,12 +71,13 @@ def tasks(found: Solution, execution: Execution, limit: int | None = None, large
     net = models.build(recipe.model, source.classes, source.channels)
     net.load_state_dict(found.state)
     net.to(device=device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-    objective = kind_of(source).objective
+    objective, words = kind_of(source).objective, source.kind == "language"
 
     def judged(model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         if hasattr(net, "reset"):  # a text is taken a batch at a time, each from the beginning
             net.reset(len(batch[0]))  # type: ignore[operator]
-        return objective(model, *batch)
+        loss, sums = objective(model, *batch)
+        return (loss / batch[0].shape[1] if words else loss), sums  # a text's objective is that of a row of words
 
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return judged(model, batch)[0]
@@ -82,7 +89,17 @@ def tasks(found: Solution, execution: Execution, limit: int | None = None, large
     parts: dict[str, Callable[..., Iterator[Any]]] = {"train": source.clean_train_batches, "test": source.test_batches}
     if large and device.type == "cuda" and source.kind == "images" and _small(*next(iter(source.test_batches(1)))):
         parts = {name: partial(batches, LARGE) for name, batches in parts.items()}
-    return {name: Task(net, loss, Again(batches), loss_and_wrong=both) for name, batches in parts.items()}
+    size, counted = _words if words else samples, None if source.kind == "speech" else both
+    return {name: Task(net, loss, Again(batches), size, loss_and_wrong=counted) for name, batches in parts.items()}
+
+
+def data_of(found: Solution, limit: int | None) -> dict[str, object]:
+    """Which data tasks() would take, for what is kept of an evaluation."""
+    return {"data": found.recipe.data, "limit": limit, "held_out": found.recipe.held_out}
+
+
+def _words(batch: tuple[Tensor, ...]) -> int:
+    return batch[0].numel()
 
 
 def _small(images: Tensor, *_: Tensor) -> bool:

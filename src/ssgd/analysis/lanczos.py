@@ -36,19 +36,14 @@ class Tridiagonal:
         return values, vectors[0] ** 2
 
 
-def lanczos(matvec: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tridiagonal:
-    """``steps`` products, or as many as it takes to an invariant subspace.
-
-    Each vector is orthogonalised against all before it, twice, so that no eigenvalue appears more often than it should.
-    The basis, ``steps`` vectors, stays in the memory of ``start``; alpha and beta are summed in float64.
-    """
-    (found,) = lanczos_together(lambda vectors: matvec(vectors[0]).unsqueeze(0), [start], steps)
-    return found
-
-
 @torch.no_grad()
 def lanczos_together(matmat: Callable[[Tensor], Tensor], starts: Sequence[Tensor], steps: int) -> list[Tridiagonal]:
-    """Lanczos from several vectors, each on its own, but with the products of a step made at once."""
+    """Lanczos from several vectors, each on its own, but with the products of a step made at once.
+
+    ``steps`` products for each, or as many as it takes to an invariant subspace. Each vector is orthogonalised against
+    all before it, twice, so that no eigenvalue appears more often than it should. The bases, ``steps`` vectors each,
+    stay in the memory of the starts; alpha and beta are summed in float64.
+    """
     check_count("steps", steps)
     walks = [_walk(start, steps) for start in starts]
     waiting = {number: next(walk) for number, walk in enumerate(walks)}

@@ -84,17 +84,18 @@ class LevelCurve:
         """The suggestion, or why there is none, in a sentence."""
         if self.suggestion is not None:
             return (
-                f"suggested level {self.suggestion:.2g}: there the noise undoes {SHARE:.0%} of what the weights have "
-                "learnt; a rule of thumb, so try half and twice as much too"
+                f"suggested level {self.suggestion:.2g} ({self.law}): there the noise undoes {SHARE:.0%} of what the "
+                "weights have learnt; a rule of thumb, so try half and twice as much too"
             )
         if not self.target > 0:
             return (
                 f"no level suggested: the loss, {self.clean:.4g}, is not below that of weights at zero, "
                 f"{self.blank:.4g}, so that nothing can be undone; train for a while first"
             )
+        low, high = (f"{self.levels[at]:.3g} ({self.law})" for at in (0, -1))
         if self.mean[0] < self.target:
-            return f"no level suggested: up to {self.levels[-1]:.3g} the loss rises too little; try larger levels"
-        return f"no level suggested: at {self.levels[0]:.3g} the loss already rises too much; try smaller levels"
+            return f"no level suggested: up to {high} the loss rises too little; try larger levels"
+        return f"no level suggested: at {low} the loss already rises too much; try smaller levels"
 
     def draw(self, path: str | Path | None = None) -> Figure:
         """The curve on logarithmic axes and the suggestion; as a .png, .pdf or .svg file too where a path is given."""

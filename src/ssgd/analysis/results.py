@@ -23,8 +23,8 @@ def save(result: Any, path: str | Path) -> None:
     arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
-    write_whole(beside(path, ".npz"), buffer.getvalue())
     write_whole(beside(path, ".json"), json.dumps({"kind": type(result).__name__, **plain}, indent=1).encode())
+    write_whole(beside(path, ".npz"), buffer.getvalue())  # the last: where it is, the result is whole
 
 
 def load(kind: type[T], path: str | Path) -> T:

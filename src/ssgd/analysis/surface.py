@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -83,6 +84,7 @@ def evaluate(
     compile: bool = False,
     together: int = 1,
     graph: bool = False,
+    data: object = None,
 ) -> Surface:
     """Every task at the anchors and at every point of a grid, by default ``geometry.grid()``; the model stays as it is.
 
@@ -91,13 +93,14 @@ def evaluate(
         batchnorm: ``"recompute"`` gathers the statistics again at each point, over the task called ``"train"``, else
             the first; ``"interpolate"`` combines those of the anchors; ``"keep"`` takes those of the nearest anchor.
         out: points are written to ``out.jsonl`` as they are done, and the same call goes on where it was cut; at the
-            end ``out.npz`` and ``out.json`` hold the result. Data and loss are yours to keep the same.
+            end ``out.npz`` and ``out.json`` hold the result. Data and loss are yours to keep the same, see ``data``.
         precision: ``"fp32"`` without TF32, whatever torch's settings are; ``"tf32"``; or ``"bf16"``, by autocast.
         compile: with ``torch.compile``: a minute at first, then faster on a GPU.
         together: so many points in one pass, by vmap over their weights, which agrees up to rounding: for nets too
             small to fill a GPU.
         graph: the passes of a batch as CUDA graphs, where points go one by one: for nets whose operations are too short
             for the host to keep up with. The data must be tensors, and the loss may not wait for the device.
+        data: what the data are, as text or as JSON, for ``out.jsonl``: points of others are then not taken up.
 
     Under ``torchrun`` the points are shared out; every process returns the whole. Each point starts from the same
     random state, so that shuffling and dropout are alike everywhere.
@@ -107,7 +110,8 @@ def evaluate(
     check_count("together", together)
     model = _common_model(geometry, tasks)
     axes = geometry.grid() if grid is None else grid
-    header = {**_header(geometry, tasks, axes, batchnorm), "precision": precision}
+    known = json.loads(json.dumps(data))  # as it will be read again
+    header = {**_header(geometry, tasks, axes, batchnorm), "precision": precision, "data": known}
     points = [*map(tuple, header["anchors"]), *product(*header["axes"])]
     path = None if out is None else Path(out)
     with journals.journal(path, header) as journal:
@@ -129,11 +133,6 @@ def evaluate(
         if path is not None and journal.rank == 0:
             results.save(replace(surface, seconds=None), path)
     return surface
-
-
-def so_far(out: str | Path) -> Surface:
-    """What ``evaluate(..., out=out)`` has done until now, nan where it has not been."""
-    return _surface(*journals.read(Path(out)))
 
 
 class _Walk:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 
-from ..solutions import solution, tasks
+from ..solutions import data_of, solution, tasks
 from ..train.terminal import ended
 from .looking import add_grid, add_options, execution, how
 
@@ -24,19 +25,29 @@ def run(options: argparse.Namespace) -> int:
 def work(options: argparse.Namespace) -> int:
     from ..analysis.geometry import Line
     from ..analysis.pictures import draw_line
+    from ..analysis.results import beside
     from ..analysis.surface import evaluate
 
     a, b = solution(options.a), solution(options.b)
     found = tasks(a, execution(options), options.limit, large=True)
     line = Line(a.state, b.state, found["train"].model, names=(a.name, b.name))
     grid = line.grid(options.points, options.margin)
-    surface = evaluate(line, found, grid, out=options.out, progress=not options.quiet, **how(options))
+    surface = evaluate(
+        line,
+        found,
+        grid,
+        out=options.out,
+        progress=not options.quiet,
+        data=data_of(a, options.limit),
+        **how(options),
+    )
     for name in surface.tasks:
-        losses, errors = surface.at_anchors(name), surface.at_anchors(name, "error")
-        ends = ", ".join(
-            f"{who}: loss {x:.4f}, error {y:.2f} %" for who, x, y in zip(surface.names, losses, errors, strict=True)
-        )
-        print(f"{name}: {ends}")
-    draw_line(surface, options.out.with_suffix(".png"))
-    print(f"written: {options.out.with_suffix('.npz')}, .json and .png")
+        ends = zip(surface.names, surface.at_anchors(name), surface.at_anchors(name, "error"), strict=True)
+        print(f"{name}: {', '.join(told(*end) for end in ends)}")
+    draw_line(surface, beside(options.out, ".png"))
+    print(f"written: {beside(options.out, '.npz')}, .json and .png")
     return 0
+
+
+def told(name: str, loss: float, error: float) -> str:
+    return f"{name}: loss {loss:.4f}" + ("" if math.isnan(error) else f", error {error:.2f} %")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..solutions import solution, tasks
+from ..solutions import data_of, solution, tasks
 from ..train.terminal import ended
 from .looking import add_grid, add_options, execution, how
 
@@ -24,6 +24,7 @@ def run(options: argparse.Namespace) -> int:
 def work(options: argparse.Namespace) -> int:
     from ..analysis.geometry import Plane
     from ..analysis.pictures import draw_plane
+    from ..analysis.results import beside
     from ..analysis.surface import evaluate
     from ..analysis.turning import turning_surface
 
@@ -31,9 +32,17 @@ def work(options: argparse.Namespace) -> int:
     found = tasks(a, execution(options), options.limit, large=True)
     plane = Plane(a.state, b.state, c.state, found["train"].model, names=(a.name, b.name, c.name))
     grid = plane.grid(options.points, options.margin)
-    surface = evaluate(plane, found, grid, out=options.out, progress=not options.quiet, **how(options))
+    surface = evaluate(
+        plane,
+        found,
+        grid,
+        out=options.out,
+        progress=not options.quiet,
+        data=data_of(a, options.limit),
+        **how(options),
+    )
     for name in surface.tasks:
-        draw_plane(surface, name, path=options.out.with_name(f"{options.out.name}-{name}.png"))
-        turning_surface(surface, name, path=options.out.with_name(f"{options.out.name}-{name}.html"))
-    print(f"written: {options.out.with_suffix('.npz')}, .json, and a .png and .html of each part of the data")
+        draw_plane(surface, name, path=beside(options.out, f"-{name}.png"))
+        turning_surface(surface, name, path=beside(options.out, f"-{name}.html"))
+    print(f"written: {beside(options.out, '.npz')}, .json, and a .png and .html of each part of the data")
     return 0

@@ -11,7 +11,7 @@ from .looking import add_options, execution
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("solution", metavar="RUN", help="a run's folder, a checkpoint, or weights.safetensors")
-    parser.add_argument("--level", type=float, default=0.1, help="of the noise (default: 0.1)")
+    parser.add_argument("--level", type=float, default=0.1, help="of noise by the run's law (default: 0.1)")
     parser.add_argument("--pairs", type=int, default=10, help="of noise (default: 10)")
     parser.add_argument("--rho", type=float, default=0.05, help="SAM's (default: 0.05)")
     parser.add_argument("--epsilon", type=float, default=1e-3, help="Keskar's (default: 0.001)")
@@ -31,21 +31,25 @@ def work(options: argparse.Namespace) -> int:
     from ..analysis.level import find_level
     from ..analysis.sharpness import keskar, sam_sharpness, symmetric_excess
 
-    task = tasks(solution(options.solution), execution(options), options.limit)["train"]
-    excess = symmetric_excess(task, options.level, pairs=options.pairs, seed=options.seed)
-    print(f"symmetric excess at level {options.level:g}: {excess.mean:.5f} ± {excess.sd:.5f}, worst {excess.worst:.5f}")
-    results.save(excess, options.out.with_name(f"{options.out.name}-excess"))
+    found = solution(options.solution)
+    law, task = found.recipe.law, tasks(found, execution(options), options.limit)["train"]
+    excess = symmetric_excess(task, options.level, law=law, pairs=options.pairs, seed=options.seed)
+    print(
+        f"symmetric excess at level {options.level:g} ({law}): {excess.mean:.5f} ± {excess.sd:.5f},"
+        f" worst {excess.worst:.5f}"
+    )
+    results.save(excess, results.beside(options.out, "-excess"))
     sam = sam_sharpness(task, options.rho)
     print(f"SAM's at rho {options.rho:g}: {sam.value:.5f}, to first order {sam.first_order:.5f}")
-    results.save(sam, options.out.with_name(f"{options.out.name}-sam"))
+    results.save(sam, results.beside(options.out, "-sam"))
     box = keskar(task, options.epsilon, subspace=options.subspace or None, seed=options.seed)
     where = f"a subspace of {options.subspace}" if options.subspace else "the full space"
     print(f"Keskar's at epsilon {options.epsilon:g} in {where}: {box.value:.3f}")
-    results.save(box, options.out.with_name(f"{options.out.name}-keskar"))
+    results.save(box, results.beside(options.out, "-keskar"))
     if options.find_level:
-        curve = find_level(task, seed=options.seed)
+        curve = find_level(task, law=law, seed=options.seed)
         print(curve.verdict)
-        results.save(curve, options.out.with_name(f"{options.out.name}-level"))
-        curve.draw(options.out.with_name(f"{options.out.name}-level.png"))
-    print(f"written: {options.out}-*.npz and .json")
+        results.save(curve, results.beside(options.out, "-level"))
+        curve.draw(results.beside(options.out, "-level.png"))
+    print(f"written: {results.beside(options.out, '')}-*.npz and .json")
     return 0

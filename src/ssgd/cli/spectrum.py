@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ..solutions import solution, tasks
 from ..train.terminal import ended
@@ -50,11 +49,7 @@ def work(options: argparse.Namespace) -> int:
             f" ({one.product} products, batch-norm in {one.mode} mode, {one.passes:.0f} passes over the data,"
             f" {one.seconds:.0f} s)"
         )
-        results.save(one, numbered(options.out, number, len(options.solutions)))
-    draw_spectrum(spectra, options.out.with_suffix(".png"))
-    print(f"written: {options.out}*.npz, .json and {options.out.with_suffix('.png')}")
+        results.save(one, results.beside(options.out, f"-{number}" if len(options.solutions) > 1 else ""))
+    draw_spectrum(spectra, results.beside(options.out, ".png"))
+    print(f"written: {results.beside(options.out, '')}*.npz, .json and {results.beside(options.out, '.png')}")
     return 0
-
-
-def numbered(out: Path, number: int, count: int) -> Path:
-    return out if count == 1 else out.with_name(f"{out.name}-{number}")

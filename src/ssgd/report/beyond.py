@@ -48,10 +48,10 @@ def lines_of(task: str, metric: str, runs: list[Run]) -> Named:
     base = next((figures(group, metric) for label, group in groups if label == BASE), {})
     found = []
     for label, group in groups:
-        ours, small = figures(group, metric), any(run.scale == "small" for run in group)
+        ours = figures(group, metric)
         difference = paired(ours, base, metric in FALLING) if label != BASE else None
         protocol = f"{task}, {FIGURES[metric]}"
-        line = Line(protocol, told(label, group[0]), passes(group[0]), sample(ours.values()), difference, small)
+        line = Line(protocol, told(label, group[0]), passes(group[0]), sample(ours.values()), difference)
         found.append((label, line))
     return found
 

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .matching import Wanted, matching
-from .measured import Measured
+from .matching import Wanted, matching, whole_phases
 from .runs import Run
 from .statistics import Sample, sample
 
 REPRODUCED, NOT_REPRODUCED, NOT_RUN = "reproduced", "not reproduced", "not run"
-UNDECIDED = "undecided"  # the method was run, what it is compared with was not
+UNDECIDED = "undecided"  # the method was run shortened, or what it is compared with was not run
 OURS_ALONE = "ours alone"  # the paper has no such number
 
 UNSTATED = 0.01  # of the paper's number: its spread, where it states none
@@ -21,13 +20,13 @@ RULE = (
     "Reproduced: our mean lies no further from the paper's than the two spreads together, and the gain over SGD has "
     "the paper's sign. A spread is a standard deviation over seeds; the paper's is that of its tables A1 and A2 or of "
     "the bars of its figure 3, and where it states none, 1 % of its number. A single seed of ours adds no spread. "
-    "Undecided: our SGD has not been run, so the gain is not known."
+    "Undecided: our SGD has not been run, so the gain is not known; or our runs were shortened, which is marked: small."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """``wanted`` says which runs are its counterpart; ``point`` names an anchor of a line or a plane instead."""
+    """``wanted`` says which runs are its counterpart."""
 
     row: str
     column: str
@@ -35,7 +34,6 @@ class Cell:
     spread: float | None = None
     wanted: Wanted | None = None
     metric: str = "test_accuracy"
-    point: tuple[str, str] | None = None  # the anchor's name, the part of the data
     base: Cell | None = None  # what the gain is counted from
     runs: tuple[float, ...] = ()  # the paper's, where it lists them
     x: float | None = None  # where it stands in a chart
@@ -50,7 +48,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell. ``ours`` maps seeds to values."""
+    """What became of a cell. ``ours`` maps seeds to values, ``small`` says that they are of shortened runs."""
 
     cell: Cell
     ours: Mapping[int, float]
@@ -60,21 +58,25 @@ class Outcome:
     gain: float | None
 
 
-def outcome(cell: Cell, part: str, runs: list[Run], measured: Measured) -> Outcome:
-    ours, small = values(cell, part, runs, measured)
+def outcome(cell: Cell, part: str, runs: list[Run]) -> Outcome:
+    ours, small = values(cell, part, runs)
+    based, shortened = values(cell.base, part, runs) if cell.base else ({}, False)
     found = sample(ours.values()) if ours else None
-    base = sample(based.values()) if cell.base and (based := values(cell.base, part, runs, measured)[0]) else None
+    base = (
+        sample(based.values()) if based and shortened == small else None
+    )  # a whole run gains nothing over a short one
     gain = found.mean - base.mean if found and base else None
-    return Outcome(cell, ours, found, small, verdict(cell, found, base), gain)
+    said = UNDECIDED if small and cell.paper is not None else verdict(cell, found, base)
+    return Outcome(cell, ours, found, small, said, gain)
 
 
-def values(cell: Cell, part: str, runs: list[Run], measured: Measured) -> tuple[dict[int, float], bool]:
-    """Ours by seed, and whether a run of small scale is among them."""
-    if cell.point is not None:
-        return measured.accuracy(part, *cell.point), False
-    found = matching(runs, cell.wanted, part) if cell.wanted else []
-    figures = {run.seed: value for run in found if (value := run.metric(cell.metric)) is not None}
-    return figures, any(run.scale == "small" for run in found)
+def values(cell: Cell, part: str, runs: list[Run]) -> tuple[dict[int, float], bool]:
+    """Ours by seed, and whether they are of shortened runs."""
+    if cell.wanted is None:
+        return {}, False
+    found = {r.seed: r for r in matching(runs, cell.wanted, part) if r.metric(cell.metric) is not None}
+    small = any(whole_phases(run.phases) != whole_phases(cell.wanted["phases"]) for run in found.values())
+    return {seed: value for seed, run in found.items() if (value := run.metric(cell.metric)) is not None}, small
 
 
 def verdict(cell: Cell, ours: Sample | None, base: Sample | None) -> str:

@@ -1,8 +1,8 @@
 """Which runs a number of the paper is compared with.
 
 By what was trained, not by the run's name, so that a run made for one table counts in every other that has the same
-cell. A cell states the fields it cares about; every other field that decides a result must have its usual value, so
-that a run with, say, a warm-up never slips in. A field that an older row's recipe lacks has its usual value.
+cell. A cell states every field of a recipe that decides a result: its own, and the usual value of all others, so that
+a run with, say, a warm-up never slips in. A field that an older row's recipe lacks has its usual value.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from .runs import Run
 
 Wanted = Mapping[str, Any]
 
-USUAL: Wanted = {
+USUAL: Wanted = {  # a recipe's own defaults, but of what every cell states
     "train_limit": None,
     "test_limit": None,
     "held_out": 0,
-    "perturb": "all",
-    "settings": {},
-    "bn_stats": "both",
-    "per_rank": None,
-    "devices": 1,
-    "sync_batchnorm": False,
-    "recompute_bn": False,
+    "augment": True,
+    "image_size": 224,
     "normalise": "speaker",
     "spec_augment": False,
     "dropout": None,
-}
-CIFAR: Wanted = {
-    **USUAL,
-    "augment": True,
-    "phases": "75-50-50",
-    "lr": [0.1, 0.01, 0.001],
+    "bad": "raise",
+    "settings": {},
+    "perturb": "all",
+    "bn_stats": "both",
+    "per_rank": None,
     "epochs": None,
     "anneal": "steps",
     "warm_up": 0.0,
     "lr_for_batch": None,
+    "decay": 1.0,
+    "decay_after": 0,
+    "clip": None,
     "optimizer": "sgd",
     "momentum": 0.9,
     "nesterov": False,
-    "weight_decay": 5e-4,
     "batch": 128,
+    "devices": 1,
+    "sync_batchnorm": False,
+    "recompute_bn": False,
 }
+CIFAR: Wanted = {**USUAL, "phases": "75-50-50", "lr": [0.1, 0.01, 0.001], "weight_decay": 5e-4}
 OF_THE_RECIPE = ("epochs",)  # in a row it is how many were trained, in a recipe where restarts end
 
 
@@ -69,7 +69,7 @@ def matching(runs: Iterable[Run], wanted: Wanted, part: str) -> list[Run]:
 
 def _fits(run: Run, wanted: Wanted, aside: tuple[str, ...]) -> bool:
     fields = {name: value for name, value in wanted.items() if name not in aside}
-    return all(same(_field(run, name, USUAL.get(name, value)), value) for name, value in fields.items())
+    return all(same(_field(run, name, USUAL.get(name)), value) for name, value in fields.items())
 
 
 def _field(run: Run, name: str, usual: object) -> object:

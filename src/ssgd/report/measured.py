@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-SURFACE = ("x", "y", "losses", "errors", "anchors", "anchor_errors")
+SURFACE = ("x", "y", "losses", "errors", "anchors")
 SPECTRUM = ("values", "weights")
 
 
@@ -66,17 +66,6 @@ class Measured:
     def planes(self, part: str) -> list[Surface]:
         return [s for s in self.surfaces if s.experiment == part and s.arrays["y"].size]
 
-    def accuracy(self, part: str, anchor: str, task: str) -> dict[int, float]:
-        """In percent, at an anchor of the part's lines and planes, numbered."""
-        found = {}
-        for number, surface in enumerate(s for s in self.surfaces if s.experiment == part):
-            for place, name in enumerate(surface.names):
-                if task in surface.tasks and plain(name) == plain(anchor):
-                    error = float(surface.arrays["anchor_errors"][surface.tasks.index(task), place])
-                    if math.isfinite(error):
-                        found[number] = 100 - error
-        return found
-
 
 def read_measured(folder: Path) -> Measured:
     """What smoke tests left lies a folder deeper, and is not looked at."""
@@ -106,7 +95,6 @@ def _add(found: Measured, facts: dict[str, Any], arrays: dict[str, Array], exper
             "losses": (len(tasks), *axes),
             "errors": (len(tasks), *axes),
             "anchors": (len(names), len(axes)),
-            "anchor_errors": (len(tasks), len(names)),
         }.items():
             if taken[name].shape != shape:
                 raise ValueError(f"{name} does not fit the rest")

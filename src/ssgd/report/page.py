@@ -94,7 +94,7 @@ def show(part: Part, runs: list[Run], measured: Measured) -> Shown:
     if part.name in SPECTRA:
         found = spectrum_outcomes(part.name, measured)
     else:
-        found = [outcome(cell, part.name, runs, measured) for cell in part.cells]
+        found = [outcome(cell, part.name, runs) for cell in part.cells]
     surfaces = [surface_of(plane) for plane in measured.planes(part.name)]
     return Shown(part, found, charts_of(part, found, runs, measured, targets()), surfaces)
 

@@ -15,7 +15,7 @@ from .runs import Run, is_number
 from .statistics import Difference, Sample, paired, sample
 
 VARIANT = ("method", "level", "law", "settings", "perturb", "phases")
-USUAL_PROTOCOL = {**CIFAR, "model": "", "data": "", "decay": 1.0, "decay_after": 0, "clip": None}
+USUAL_PROTOCOL = {**CIFAR, "model": "", "data": ""}
 DATA = ("cifar10", "cifar100")
 PROTOCOL = {name: usual for name, usual in USUAL_PROTOCOL.items() if name not in (*VARIANT, "epochs")}
 
@@ -29,7 +29,6 @@ class Line:
     passes: float | None
     test: Sample
     difference: Difference | None
-    small: bool
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def baseline(runs: list[Run]) -> Question:
         for decay in decays:
             mine = first_of_each_seed(run for run in fits if same(run.weight_decay, decay))
             found = sample(figures(mine).values())
-            lines.append(Line(data, f"weight decay {decay:g}", None, found, None, False))
+            lines.append(Line(data, f"weight decay {decay:g}", None, found, None))
             points.append((decay, found.mean - paper[data], found.sd))
         series += [curve(data, points, False, place)] if points else []
     tried = [point[0] for one in series for point in one["points"]] or [1e-4, 5e-4]
@@ -111,19 +110,21 @@ def level(runs: list[Run]) -> Question:
 
 def price(runs: list[Run]) -> Question:
     unseen = [run for run in runs if run.seed != 0]
-    asked = {variant(run) for run in unseen if run.experiment.split("/")[0] == "price"}
-    asked |= {variant(run) for run in unseen if asked and is_the_papers(run)}  # it may stand under table 1 or 2
+    asked = {(protocol_of(run), variant(run)) for run in unseen if run.experiment.split("/")[0] == "price"}
+    places = {protocol for protocol, _ in asked}
+    papers = {(protocol_of(run), variant(run)) for run in unseen if is_the_papers(run)}  # also under table 1 or 2
+    asked |= {(protocol, what) for protocol, what in papers if protocol in places}
     about = (
         "What a method costs, in passes over the data, and what it brings over SGD on the same seeds: mean of the "
         "differences, 95 % interval of Student's t, and how many seeds gained. Seed 0, which tuning used, is left out."
     )
-    lines = compared(unseen, lambda run: variant(run) in asked)
+    lines = compared(unseen, lambda run: (protocol_of(run), variant(run)) in asked)
     return Question("price", "The price", about, "ssgd reproduce price", lines, [price_chart(lines)] if lines else [])
 
 
 def tune(runs: list[Run]) -> Question:
     held_out = [run for run in runs if run.field("held_out", 0)]
-    about = "Noise level, and SAM's ρ alike, tuned on training images held out. The price is counted at what was best."
+    about = "Noise level, and SAM's ρ alike, tried on training images held out."
     lines = compared(held_out, lambda run: True, held_out=True)
     return Question("tune", "Tuning", about, "ssgd reproduce tune", lines, measured="held out, %")
 
@@ -132,10 +133,10 @@ def compared(runs: list[Run], chosen: Callable[[Run], bool], held_out: bool = Fa
     """The chosen runs, after the SGD that each is compared with: the same protocol, and the cost nearest to its own."""
     lines = []
     runs = [r for r in runs if bool(r.field("held_out", 0)) == held_out and r.metric("test_accuracy") is not None]
-    for protocol in dict.fromkeys(protocol_of(run) for run in runs if chosen(run) and run.method != "sgd"):
+    for protocol in dict.fromkeys(protocol_of(run) for run in runs if chosen(run) and not is_sgd(run)):
         here = [run for run in runs if protocol_of(run) == protocol]
-        plain = by_variant(run for run in here if run.method == "sgd")
-        others = by_variant(run for run in here if run.method != "sgd" and chosen(run))
+        plain = by_variant(run for run in here if is_sgd(run))
+        others = by_variant(run for run in here if not is_sgd(run) and chosen(run))
         bases = [nearest(group[0], plain) for group in others]
         lines += [line(base, None) for base in plain if any(base is used for used in bases)]
         lines += [line(group, base) for group, base in zip(others, bases, strict=True)]
@@ -150,7 +151,6 @@ def by_variant(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def nearest(run: Run, plain: list[list[Run]]) -> list[Run] | None:
-    """So that a shortened run never meets the SGD of a whole one."""
     cost = passes(run) or 1.0
     return min(plain, key=lambda group: abs(math.log((passes(group[0]) or 1.0) / cost)), default=None)
 
@@ -158,8 +158,7 @@ def nearest(run: Run, plain: list[list[Run]]) -> list[Run] | None:
 def line(group: list[Run], base: list[Run] | None) -> Line:
     ours, first = figures(group), group[0]
     difference = paired(ours, figures(base)) if base else None
-    small = any(run.scale == "small" for run in group)
-    return Line(spoken(first), told(first), passes(first), sample(ours.values()), difference, small)
+    return Line(spoken(first), told(first), passes(first), sample(ours.values()), difference)
 
 
 def price_chart(lines: list[Line]) -> Chart:
@@ -188,6 +187,11 @@ def is_plain_cifar(run: Run) -> bool:
     )
 
 
+def is_sgd(run: Run) -> bool:
+    """In all phases: one in brackets, 75-50(split:0.15)-50, has a method of its own."""
+    return run.method == "sgd" and "(" not in run.phases
+
+
 def is_the_papers(run: Run) -> bool:
     noise = run.method == "ssgd" and run.law == LAW and run.level == PHASED_LEVEL and run.field("perturb") == "all"
     return noise and whole_phases(run.phases) in (CIFAR["phases"], "75-25S-25S")
@@ -205,7 +209,9 @@ def variant(run: Run) -> str:
 
 
 def spoken(run: Run) -> str:
-    return f"{run.model}, {run.data}, weight decay {run.weight_decay:g}"
+    fields = {name: run.field(name, USUAL[name]) for name in ("batch", "devices")}
+    unusual = [f"{name} {value}" for name, value in fields.items() if value != USUAL[name]]
+    return ", ".join([run.model, run.data, f"weight decay {run.weight_decay:g}", *unusual])
 
 
 def told(run: Run) -> str:

@@ -24,9 +24,12 @@ def branch(stem: Recipe, recipe: Recipe, execution: Execution) -> None:
     directory = RunDir(execution.place(recipe, seed))
     if directory.checkpoints.load() is not None or directory.result() is not None:
         return
-    saved = RunDir(execution.place(stem, seed)).checkpoints.load()
+    origin = RunDir(execution.place(stem, seed))
+    saved = origin.checkpoints.load()
     if saved is None:
         raise ValueError(f"{recipe.name} goes on from {stem.name}, which has not been trained here: run that first")
     directory.open(settled(recipe, execution.kind).to_json(), environment())
     directory.checkpoints.save(*saved)
+    for row in origin.timings():  # the seconds of the whole training, as its passes are
+        directory.add_timing(row)
     directory.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..solutions import Solution, solution, tasks
+from ..solutions import Solution, data_of, solution, tasks
 from ..train.execution import Execution
 from .planning import Plan
 
@@ -52,7 +52,8 @@ def _surface(
     net = found["train"].model
     a, b, *more = (one.state for one in solutions)
     through = Plane(a, b, more[0], net, names=names) if more else Line(a, b, net, names=names)
-    evaluate(through, found, through.grid(points, margin), out=path, progress=execution.progress)
+    grid, data = through.grid(points, margin), data_of(solutions[0], samples)
+    evaluate(through, found, grid, out=path, progress=execution.progress, data=data)
 
 
 def _spectrum(found: Solution, execution: Execution, samples: int | None, steps: int, probes: int, path: Path) -> None:

@@ -105,6 +105,8 @@ def plan(
         run = Planned(recipe, row, folder, row is None or (bool(pictures) and not _weights(folder)))
         if only is None or fnmatchcase(run.name, f"*{only}*"):
             found.setdefault((identity(recipe), recipe.precision, seed), run)
+    if only is not None and not found:
+        raise ValueError(f"no run of {experiment.name} has {only!r} in its name, such as {run.name}: see --plan")
     return Plan(experiment, scale, tuple(found.values()), pictures)
 
 
