@@ -22,6 +22,7 @@ from ssgd.train import Execution, Recipe, compare, train
 from ssgd.train.distributed import Ranks
 from ssgd.train.execution import set_up, settled
 from ssgd.train.job import Job, Sources
+from ssgd.train.pair import PairStep
 from ssgd.train.run import Run
 
 try:
@@ -113,6 +114,60 @@ def test_the_graph_of_four_devices_is_their_eager_step() -> None:
             assert torch.equal(a, b), name
 
 
+def test_the_graph_of_adam_is_its_eager_step() -> None:
+    for optimizer in ("adam", "adamw"):
+        for name in ("sgd", "ssgd"):
+            said: list[str] = []
+            options = {"pair": True, "optimizer": optimizer, "lr": (1e-3,)}
+            runs = [fresh(name, said, graph=graph, **options) for graph in (True, False)]
+            for run in runs:
+                for _ in range(4):
+                    run.step()
+                torch.cuda.synchronize()
+            assert not said, f"{name} said {said}"
+            for a, b in zip(*(tensors(run) for run in runs), strict=True):
+                assert a.is_cuda and torch.equal(a, b), name
+
+
+def test_adam_cut_with_shards_goes_on_with_whole_weights() -> None:
+    """There it is not fused, and counts on the CPU."""
+    said: list[str] = []
+    cut, run = (fresh("sgd", said, graph=graph, optimizer="adam", lr=(1e-3,)) for graph in (False, True))
+    cut.step()
+    state = cut.state()
+    for group in state["optimizer"]["param_groups"]:
+        group.update(fused=False, capturable=False)
+    for entry in state["optimizer"]["state"].values():
+        entry["step"] = entry["step"].cpu()
+    run.load(state)
+    for one in (cut, run):
+        one.step()
+        torch.cuda.synchronize()
+    assert not said, said
+    for a, b in zip(tensors(cut), tensors(run), strict=True):
+        assert b.is_cuda and torch.equal(a, b)
+
+
+def test_an_average_taken_up_is_the_one_that_was_saved() -> None:
+    """However far the default stream is behind."""
+    saved, taken = fresh("swa", []), fresh("swa", [])
+    for _ in range(3):
+        saved.step()
+    state = saved.state()
+    torch.cuda._sleep(10**9)
+    taken.load(state)
+    torch.cuda.synchronize()
+    for a, b in zip(saved._average.parameters(), taken._average.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_twelve_runs_share_no_stream() -> None:
+    runs = [fresh("ssgd", [], pair=True) for _ in range(12)]
+    for run in runs:
+        run._take_up(run.phase)  # as at the end of a phase
+    assert len({stream.cuda_stream for run in runs for stream in (run.stream, run._eager.side)}) == 24
+
+
 def test_both_passes_at_the_same_time_are_the_passes_in_turn() -> None:
     for name in ("ssgd", "split"):
         for graph in (True, False):
@@ -142,6 +197,44 @@ def test_one_that_diverges_ends_alone() -> None:
         jobs = compare([good, bad], Execution(progress=False, out=out))
         assert jobs[0].failure is None and jobs[0].result is not None
         assert "the loss is" in str(jobs[1].failure)
+
+
+def test_without_memory_for_its_graph_a_run_waits_for_the_other() -> None:
+    """In the − pass, while the branches are apart. It ends as it does alone."""
+    asked = []
+
+    def wanting(step: PairStep, *arguments: Any, act: Any = PairStep._pass) -> Any:
+        if torch.cuda.is_current_stream_capturing() and arguments[1] is step.moved[1]:
+            asked.append(step)
+            if len(asked) == 1:
+                torch.empty(1 << 50, device="cuda")
+        return act(step, *arguments)
+
+    plain, how = PairStep._pass, replace(EXACT, compile=False)
+    recipe = replace(SHORT, method="ssgd", seeds=(0, 1))
+    with folders() as (together, alone):
+        PairStep._pass = wanting  # type: ignore[method-assign]
+        try:
+            jobs = compare([recipe], replace(how, out=together))
+        finally:
+            PairStep._pass = plain  # type: ignore[method-assign]
+        assert all(job.failure is None for job in jobs), [job.failure for job in jobs]
+        assert len(asked) == 3  # once in vain, and once for each
+        train(recipe, replace(how, out=alone))
+        for seed in recipe.seeds:
+            same_end(together, alone, recipe.name, seed)
+
+
+def test_a_run_is_let_go_when_the_device_is_done_with_it() -> None:
+    with folders() as (out, _):
+        execution = replace(EXACT, out=out)
+        job = Job(SHORT, 0, execution, Ranks(), print)
+        job.begin(Sources(execution))
+        stream = job.run.stream
+        with job.run._on_stream():
+            torch.cuda._sleep(10**9)
+        job.close()
+        assert stream.query()
 
 
 # --- how ------------------------------------------------------------------------------------------------------------
@@ -183,7 +276,7 @@ def advance(recipe: Recipe, execution: Execution, steps: int) -> None:
 
 def fresh(name: str, said: list[str], **options: Any) -> Run:
     """A run without compilation, from the same first weights each time."""
-    changes = {key: options.pop(key) for key in ("precision", "devices") if key in options}
+    changes = {key: options.pop(key) for key in ("precision", "devices", "optimizer", "lr") if key in options}
     recipe = replace(
         SHORT, **{"method": name, "precision": "bf16", "phases": "9", "lr": (0.05,), "batch": 32, **changes}
     )

@@ -239,6 +239,9 @@ def test_a_file_may_tell_the_classes_of_the_test_images(root) -> None:
         Folder(root, 8)
     source = Folder(root, 8, workers=0, bad="skip")
     assert len(all_of(source.test_batches())[1]) == 3 and [one.kind for one in source.skipped] == ["broken row"]
+    (flat / "val_annotations.txt").write_text("1.png c\n2.png d\n")
+    with pytest.raises(ValueError, match=r"val_annotations\.txt names no image of a class in .*train: write a file"):
+        Folder(root, 8, workers=0, bad="skip")
 
 
 def test_images_that_do_not_decode_can_be_left_out(root) -> None:
@@ -252,6 +255,10 @@ def test_images_that_do_not_decode_can_be_left_out(root) -> None:
         (str(root / "val" / "b" / "1.png"), "undecodable image"),
     ]
     assert len(all_of(source.clean_train_batches())[1]) == 11
+    for other in (root / "val").rglob("*.png"):
+        other.write_text("no image at all")
+    with pytest.raises(ValueError, match=r"none of 5 images can be read: .*val/a/0\.png is the first"):
+        Folder(root, 8, workers=0, bad="skip")
 
 
 def test_folders_of_another_shape_are_refused(root) -> None:

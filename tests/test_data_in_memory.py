@@ -74,6 +74,9 @@ def test_what_does_not_decode_is_named_or_left_out(root):
         other.write_text("no image at all")
     with pytest.raises(ValueError, match=r"none of 5 images can be read: .*val/a/0\.png is the first"):
         FolderInMemory(root, 9, 0, bad="skip")
+    (root / "val.txt").write_text("0.png c\n")
+    with pytest.raises(ValueError, match=r"val\.txt names no image of a class in .*train: write a file and its class"):
+        FolderInMemory(root, 9, 0, bad="skip")
 
 
 def test_only_what_fits_is_kept(root, monkeypatch):

@@ -1,6 +1,6 @@
 """The two passes at the same time leave what they leave one after the other."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -104,6 +104,54 @@ def test_steps_inside_unchanged_leave_no_trace():
     assert all(torch.equal(t, b) for t, b in zip(tensors, before, strict=True))
     assert opt.param_groups[0]["noise_step"] == counter
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_a_step_that_fails_inside_unchanged_leaves_no_trace(monkeypatch):
+    """As in a capture that is refused in the middle: the run steps on eagerly, with the noise it would have had."""
+    net, opt, sums = trained(Step, "ssgd", 8)
+    step = Step(methods.get("ssgd"), opt, net, classify.objective, nullcontext, sums)
+    batch = torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
+    before = [p.clone() for p in net.parameters()]
+    monkeypatch.setattr(opt.base, "step", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError), unchanged(net, opt, sums):
+        step(*batch)
+    assert opt.param_groups[0]["noise_step"] == 4
+    assert all(torch.equal(p, b) and p.grad is None for p, b in zip(net.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_minus_pass_is_forked_before_the_plus_pass_and_joined_after_it(monkeypatch, fails):
+    done = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            done.append(f"{self.name} waits for {other.name}")
+
+    def objective(*arguments):
+        done.append(f"pass on {current[-1].name}")
+        if fails and len(current) == 2:
+            raise ZeroDivisionError
+        return classify.objective(*arguments)
+
+    @contextmanager
+    def on(stream):
+        current.append(stream)
+        try:
+            yield
+        finally:
+            current.pop()
+
+    net, opt, sums = trained(Step, "ssgd", 8)
+    current, side = [Stream("run")], Stream("side")
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: current[-1])
+    monkeypatch.setattr("torch.cuda.stream", on)
+    step = PairStep(methods.get("ssgd"), opt, net, objective, nullcontext, sums, side=side)
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        step(torch.randn(8, 1, 8, 8), torch.randint(10, (8,)))
+    assert done[:4] == ["side waits for run", "pass on run", "pass on side", "run waits for side"]
 
 
 def test_counters_advance_by_what_they_are_told():

@@ -87,6 +87,9 @@ def test_a_gpu_that_is_not_there_is_not_asked_for(monkeypatch):
     assert Execution().kind == "cpu"
     with pytest.raises(ValueError, match="device=cuda, but torch sees no GPU here: use device=cpu"):
         Execution(device="cuda")
+    for device in ("cpu", "auto"):
+        with pytest.raises(ValueError, match="graph=true needs a GPU, and this would train on the CPU: leave it out"):
+            Execution(device=device, graph=True)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,15 @@ def test_order_depends_on_seed_and_epoch_alone():
     assert together[0] != together[1]  # not always the same neighbours
 
 
+def test_an_epoch_is_drawn_once_for_all_its_steps(monkeypatch):
+    source, drawn = SpeechSource(corpus(), normalise="none"), []
+    monkeypatch.setattr("torch.randperm", lambda *_, permute=torch.randperm, **by: drawn.append(1) or permute(*_, **by))
+    for seed, number in ((0, 0), (1, 0), (0, 0), (0, 1), (0, 0)):
+        for step in range(3):
+            source.epoch(seed, number).batch(step, 4)
+    assert len(drawn) == 3
+
+
 def test_what_does_not_fill_a_batch_sits_out_and_changes():
     source = SpeechSource(corpus(train=23), normalise="none")
     assert source.steps(5) == 4
@@ -354,6 +363,9 @@ def test_a_folder_of_manifests(tmp_path):
     assert sizes(source) == [4, 1, 1]
     assert [skipped.kind for skipped in source.skipped] == ["broken audio", "missing audio"]
     assert source.skipped[1].place == f"{tmp_path / 'valid.jsonl'}:2"
+    manifest(tmp_path / "valid.jsonl", [{"audio": "none.wav", "text": "yes"}])
+    with pytest.raises(ValueError, match=r"no utterance in its valid part \(left out: \{.*'missing audio': 1\}\): put"):
+        by_name(str(tmp_path), bad="skip")
 
 
 def test_a_folder_of_kaldi_folders(tmp_path):

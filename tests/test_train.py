@@ -2,6 +2,7 @@
 
 import json
 import math
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -15,9 +16,13 @@ from ssgd import SSGD, models
 from ssgd.core.noise import mix
 from ssgd.data import registry
 from ssgd.methods import METHODS
+from ssgd.recipes import get
 from ssgd.safetensors import read_safetensors
 from ssgd.train import Execution, Recipe, RunDir, classify, compare, progress, train
 from ssgd.train.distributed import Ranks
+from ssgd.train.engine import drive
+from ssgd.train.job import Job, Sources
+from ssgd.train.progress import Progress
 from ssgd.train.run import Diverged, Run
 
 CPU = torch.device("cpu")
@@ -405,6 +410,97 @@ def test_a_run_that_diverges_does_so_alone(quiet):
     assert RunDir(folder(quiet, bad)).result() is None
     with pytest.raises(Diverged, match=r"the loss is (nan|inf) after epoch \d: lower lr or the level"):
         train(bad, quiet)
+
+
+class Bar:
+    """Tqdm's, without a terminal."""
+
+    total = passed = 0.0
+
+    def update(self, samples):
+        self.passed += samples
+
+    def __getattr__(self, _):
+        return lambda *_, **__: None
+
+
+@pytest.mark.parametrize("moment", ["begin", "advance"])
+def test_without_memory_beside_others_a_run_waits_until_one_has_ended(quiet, tmp_path, monkeypatch, moment):
+    """There is room for two. What waited ends as it does alone."""
+    jobs = [Job(small(), seed, quiet, Ranks(), lambda text: None) for seed in range(4)]
+    act, tried, shown = getattr(Job, moment), [], Progress()
+    shown._bar = bar = Bar()
+
+    def refuse(job, *rest):
+        tried.append(job.seed)
+        assert len(tried) < 50
+        if sum(one.run is not None for one in jobs if one is not job) > 1:
+            raise torch.cuda.OutOfMemoryError
+        return act(job, *rest)
+
+    monkeypatch.setattr(Job, moment, refuse)
+    drive(jobs, 4, Sources(quiet), shown, lambda: None)
+    monkeypatch.undo()
+    assert all(job.failure is None for job in jobs)
+    assert bar.passed == bar.total == 4 * 2 * 200
+    if moment == "begin":
+        assert tried == [0, 1, 2, 3, 2]  # the third waits, and no other is tried in its place
+    alone = replace(quiet, out=str(tmp_path / "alone"))
+    for seed in (0, 3):
+        found = (folder(quiet, seed=seed) / "weights.safetensors").read_bytes()
+        assert found == trained(small(seeds=(seed,)), alone, seed)[0]
+
+
+def test_without_memory_for_one_run_it_fails_and_its_memory_is_free(quiet, monkeypatch):
+    def fail(run):
+        raise KeyError
+
+    def refuse(run):
+        try:
+            fail(run)
+        except KeyError:
+            raise torch.cuda.OutOfMemoryError from None
+
+    runs = weakref.WeakSet()
+    monkeypatch.setattr(Run, "step", refuse)
+    monkeypatch.setattr(Job, "begin", lambda job, sources, act=Job.begin: (act(job, sources), runs.add(job.run)))
+    (job,) = compare([small()], quiet)
+    assert isinstance(job.failure, torch.cuda.OutOfMemoryError)
+    assert not runs
+
+
+def test_the_device_is_waited_for_before_a_run_is_let_go(quiet, monkeypatch):
+    job = Job(small(), 0, quiet, Ranks(), print)
+    job.begin(Sources(quiet))
+    seen = []
+    monkeypatch.setattr(Run, "wait", lambda run: seen.append(run is job.run))
+    job.close()
+    job.close()
+    assert seen == [True] and job.run is None
+
+
+def test_what_was_cut_in_another_way_is_stepped_as_this_run_steps():
+    """Under FSDP Adam is not fused; its counters must go where the weights are, which the saved groups decide."""
+    recipe = small(optimizer="adam", lr=(1e-3,))
+    cut, run = run_of(recipe), run_of(recipe)
+    cut.step()
+    state = cut.state()
+    state["optimizer"]["param_groups"] = [{**group, "fused": False} for group in state["optimizer"]["param_groups"]]
+    for entry in state["optimizer"]["state"].values():
+        entry["step"] = entry["step"].double()  # loaded as it is, or as float32 beside the weights
+    run.load(state)
+    assert all(group["fused"] and not group["capturable"] for group in run.opt.param_groups)
+    assert {entry["step"].dtype for entry in run.opt.state.values()} == {torch.float32}
+
+
+def test_torchs_switches_suit_all_recipes(quiet, monkeypatch):
+    """Where every batch has a length of its own, trying all algorithms for each would cost more than it saves."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr("ssgd.train.engine.drive", lambda *_: None)
+    speech = replace(get("utterances"), precision="fp32")
+    for recipes, tried in (([small()], True), ([small(), speech], False), ([speech, small()], False)):
+        compare(recipes, quiet)
+        assert torch.backends.cudnn.benchmark is tried
 
 
 def test_one_process_has_one_precision(quiet):

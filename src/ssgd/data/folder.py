@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from ssgd.data.listing import File, listed
 from ssgd.data.stream import Request, Stream
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+Read = TypeVar("Read")
 KEPT = 4  # seeds whose worker processes are kept, for trainings side by side
 
 
@@ -57,7 +59,7 @@ class Folder:
         self._workers = cores() if workers is None else workers
         if bad == "skip":
             self._train, self._test = (
-                [file for file, _ in decoded(part, checked, faults, self._workers)]
+                some([file for file, _ in decoded(part, checked, faults, self._workers)], part)
                 for part in (self._train, self._test)
             )
         self._size, self._device = size, torch.device(device)
@@ -125,6 +127,13 @@ def _request(files: list[File], order: list[int], crops: tuple[int, int] | None,
 def crop_seed(seed: int, epoch: int, place: int) -> int:
     """What the crop at a place of an epoch is drawn from."""
     return mix(seed, epoch, place, 0xC209)
+
+
+def some(read: list[Read], files: list[File]) -> list[Read]:
+    """What was read of ``files``, if anything was."""
+    if not read:
+        raise ValueError(f"none of {len(files)} images can be read: {files[0][0]} is the first")
+    return read
 
 
 def cores() -> int:

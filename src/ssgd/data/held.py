@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -35,13 +35,7 @@ class HeldImages(ABC, Generic[AnEpoch]):
 
     def epoch(self, seed: int, number: int) -> AnEpoch:
         """Epoch ``number`` of seed ``seed``; trainings that ask for the same one share it."""
-        epoch = self._epochs.pop((seed, number), None)
-        if epoch is None:
-            epoch = self._make_epoch(seed, number)
-        self._epochs[seed, number] = epoch
-        if len(self._epochs) > KEPT:
-            del self._epochs[next(iter(self._epochs))]
-        return epoch
+        return kept(self._epochs, seed, number, self._make_epoch)
 
     def test_batches(self, size: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """All test images in order; each rank has its share."""
@@ -62,3 +56,16 @@ class HeldImages(ABC, Generic[AnEpoch]):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         parts = batches.in_order(len(labels), size, rank, ranks)
         return ((normalised(images[part], self._table), labels[part]) for part in parts)
+
+
+def kept(
+    epochs: dict[tuple[int, int], AnEpoch], seed: int, number: int, make: Callable[[int, int], AnEpoch]
+) -> AnEpoch:
+    """Epoch ``number`` of seed ``seed`` from ``epochs``, which gets it if need be and holds those asked for last."""
+    epoch = epochs.pop((seed, number), None)
+    if epoch is None:
+        epoch = make(seed, number)
+    epochs[seed, number] = epoch
+    if len(epochs) > KEPT:
+        del epochs[next(iter(epochs))]
+    return epoch

@@ -16,7 +16,7 @@ from ssgd.data import batches
 from ssgd.data.augment import normal_table, normalised
 from ssgd.data.crops import Bytes, centre, decoded, drawn_crop, opened, pillow
 from ssgd.data.faults import Faults
-from ssgd.data.folder import MEAN, STD, cores, crop_seed
+from ssgd.data.folder import MEAN, STD, cores, crop_seed, some
 from ssgd.data.held import HeldImages
 from ssgd.data.listing import ENDINGS, File, listed
 from ssgd.data.resize import cut
@@ -135,9 +135,7 @@ def _centres(
         labels.append(label)
         if whole is not None and image is not None:
             whole.append(image)
-    if not cuts:
-        raise ValueError(f"none of {len(files)} images can be read: {files[0][0]} is the first")
-    return torch.stack(cuts).to(device), torch.tensor(labels, device=device)
+    return torch.stack(some(cuts, files)).to(device), torch.tensor(labels, device=device)
 
 
 def _images(root: str | Path) -> Iterator[str]:

@@ -93,6 +93,8 @@ def _by_label_file(labels: Path, folder: Path, classes: list[str], faults: Fault
             faults.add(f"{labels}:{row}", Unusable("broken row", sentence))
         else:
             files.append((str(inside / words[0]), numbers[words[1]]))
+    if not files:
+        raise ValueError(f"{labels} names no image of a class in {folder.parent / 'train'}: write a file and its class")
     return files
 
 

@@ -12,6 +12,7 @@ from .kinds import Autocast, Batches, judging
 
 COMPILES = True
 CAPTURES = True
+INPUTS = 1
 EVERY_EPOCH = ("test",)
 AT_THE_END = ("train",)
 

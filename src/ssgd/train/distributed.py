@@ -154,14 +154,14 @@ def by_first(ranks: Ranks, work: Callable[[], T]) -> T:
 
 
 def in_step(
-    batches: Iterator[Batch], net: nn.Module, spare: Callable[[], Tensor], ranks: Ranks, device: torch.device
+    batches: Iterator[Batch], spare: Callable[[], object], ranks: Ranks, device: torch.device
 ) -> Iterator[Batch]:
-    """``batches``, and where other ranks have more of them a pass with ``spare()``: shards are gathered by all."""
+    """``batches``, and where other ranks have more of them ``spare()``, one pass: shards are gathered by all."""
     for batch in batches:
         any_rank(True, ranks, device)
         yield batch
     while any_rank(False, ranks, device):
-        net(spare())
+        spare()
 
 
 def whole_state(net: nn.Module, opt: Optimizer) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,7 +64,7 @@ def _all_jobs(
     precisions = {settled(recipe, execution.kind).precision for recipe in recipes}
     if len(precisions) > 1:
         raise ValueError(f"one process trains in one precision, not in {' and '.join(sorted(precisions))}")
-    set_up(settled(recipes[0], execution.kind), execution)
+    set_up(settled(recipes[0], execution.kind), execution, *recipes[1:])
     with Progress(execution.progress and ranks.first, execution.tensorboard and ranks.first) as progress:
         jobs = [Job(recipe, seed, execution, ranks, progress.say) for recipe in recipes for seed in recipe.seeds]
         if len({job.folder for job in jobs}) < len(jobs):
@@ -87,19 +89,27 @@ def drive(
     def asked() -> bool:
         return any_rank(stop() is not None, jobs[0].ranks, jobs[0].execution.kind)
 
+    def wait(job: Job) -> None:
+        nonlocal at_once
+        at_once = len(live)  # no more have room: it begins again when one of them has ended
+        waiting.append(job)
+        job.say(f"{job.label}: no memory beside the others; it waits until one of them has ended")
+
     try:
         while waiting or live:
             while waiting and len(live) < at_once and not asked():
                 job = waiting.popleft()
-                with alone(job, waiting if live else None):
+                with alone(job, beside_others=bool(live)):
                     job.begin(sources)
                     progress.begin(job)
-                    if not job.over:
-                        live.append(job)
                 if job.over:
                     when_over(job)
+                elif job.run is None:
+                    wait(job)
+                else:
+                    live.append(job)
             for job in list(live):
-                with alone(job):
+                with alone(job, beside_others=len(live) > 1):
                     job.stop_asked = job.stop_asked or stop() is not None
                     with progress.waiting_for(job):
                         samples = job.advance()
@@ -108,6 +118,9 @@ def drive(
                     live.remove(job)
                     progress.end(job)
                     when_over(job)
+                elif job.run is None:
+                    live.remove(job)
+                    wait(job)
             stopped = all(job.stopped for job in live) if live else bool(waiting) and asked()
             if stopped:
                 raise Stopped(stop() or signal.SIGTERM)  # another rank may have had the signal
@@ -117,20 +130,28 @@ def drive(
 
 
 @contextmanager
-def alone(job: Job, waiting: deque[Job] | None = None) -> Iterator[None]:
-    """What goes wrong inside is this job's own. Without room for it beside others it waits for theirs."""
+def alone(job: Job, beside_others: bool = False) -> Iterator[None]:
+    """What goes wrong inside is this job's own. Where there was no room for it beside others it is closed, not over."""
     try:
         yield
     except Exception as problem:
         if job.ranks.several and not isinstance(problem, Diverged):  # which all ranks see alike
             raise  # the others wait: all must end
         job.close()
+        let_go(problem)
         if isinstance(problem, torch.cuda.OutOfMemoryError):
+            gc.collect()  # a run and its steps know each other
             torch.cuda.empty_cache()
-            if waiting is not None:
-                waiting.append(job)
+            if beside_others:
                 return
         job.failure = problem
+
+
+def let_go(problem: BaseException | None) -> None:
+    """An exception keeps the frames it passed through, and they the run with all its memory."""
+    while problem is not None:
+        traceback.clear_frames(problem.__traceback__)
+        problem = problem.__context__
 
 
 @contextmanager

@@ -59,6 +59,8 @@ class Execution:
             raise ValueError(f"checkpoint_seconds must not be negative, not {self.checkpoint_seconds}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device=cuda, but torch sees no GPU here: use device=cpu, or a torch built for CUDA")
+        if self.graph and self.kind == "cpu":
+            raise ValueError("graph=true needs a GPU, and this would train on the CPU: leave it out")
 
     @property
     def kind(self) -> str:
@@ -81,13 +83,14 @@ def settled(recipe: Recipe, device: str) -> Recipe:
     return replace(recipe, precision=precision, level=level if settings else None)
 
 
-def set_up(recipe: Recipe, execution: Execution) -> None:
-    """Torch's own switches, for the whole process."""
+def set_up(recipe: Recipe, execution: Execution, *beside: Recipe) -> None:
+    """Torch's own switches, for the whole process: for this recipe and those that are trained beside it."""
     tf32 = recipe.precision != "fp32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
-    speech = recipe.model in MODELS and MODELS[recipe.model].kind == "speech"  # every batch has a length of its own
-    torch.backends.cudnn.benchmark = not execution.deterministic and not speech
+    kinds = {MODELS[one.model].kind for one in (recipe, *beside) if one.model in MODELS}
+    # every batch of speech has a length of its own
+    torch.backends.cudnn.benchmark = not execution.deterministic and "speech" not in kinds
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(execution.deterministic)

@@ -68,6 +68,7 @@ def unchanged(net: nn.Module, opt: Optimizer, sums: Tensor) -> Iterator[None]:
     try:
         yield
     finally:
+        opt.zero_grad()  # first: it ends a step that was cut short, which counts it
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
@@ -78,4 +79,3 @@ def unchanged(net: nn.Module, opt: Optimizer, sums: Tensor) -> Iterator[None]:
                         entry.zero_() if old is None else entry.copy_(old)
         for group, before in zip(opt.param_groups, groups, strict=True):
             group.update(before)
-        opt.zero_grad()

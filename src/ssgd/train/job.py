@@ -67,6 +67,7 @@ class Job:
 
     def begin(self, sources: Sources) -> None:
         """Open the folder and build the run, or take it up from its last checkpoint."""
+        self.last = None
         self.result, saved = by_first(self.ranks, self._open)
         if self.result is not None:
             self._add_to_results(self.result)
@@ -123,8 +124,12 @@ class Job:
         self.stopped = self.stop_asked
 
     def close(self) -> None:
-        self.directory.close()
-        self.run = None
+        try:
+            if self.run is not None:
+                self.run.wait()  # memory freed under a step would be another run's too early
+        finally:
+            self.directory.close()
+            self.run = None
 
     # --- below here: how --------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ class Kind(Protocol):
 
     COMPILES: bool  # whether torch.compile may have the objective
     CAPTURES: bool  # whether all batches have one shape
+    INPUTS: int  # of a batch's tensors, how many go into the net
     EVERY_EPOCH: tuple[str, ...]  # the parts of the data that are evaluated after each epoch
     AT_THE_END: tuple[str, ...]  # and those for the result
 

@@ -13,6 +13,7 @@ from .kinds import Autocast, Batches, judging
 
 COMPILES = False  # cuDNN's LSTM is faster as it is
 CAPTURES = True
+INPUTS = 1
 EVERY_EPOCH = ("valid", "test")
 AT_THE_END = ()
 

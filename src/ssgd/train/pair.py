@@ -6,7 +6,8 @@ known only after the first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..core.halves import halves
-from ..core.wrapper import Wrapper
+from ..core.wrapper import Wrapper, capturing
 from ..optimizer import SSGD
 from .compilation import compiled_for
 from .kinds import Objective
@@ -41,39 +42,37 @@ def can_pair(opt: Wrapper, model: nn.Module) -> bool:
 
 
 class PairStep(Step):
-    """A Step whose passes run on two streams, forked and joined; in a CUDA graph they become two branches.
+    """A Step whose − pass runs on the stream ``side``, forked and joined; in a CUDA graph they become two branches.
 
     Weights are bitwise those of the passes one after the other. Running statistics take the + pass's batch, then the
     − pass's, as there, up to rounding.
     """
 
-    def __init__(self, *arguments: Any, compiled: bool = False) -> None:
+    def __init__(self, *arguments: Any, side: torch.cuda.Stream | None = None, compiled: bool = False) -> None:
         super().__init__(*arguments)
+        self.side = side
         self.objective_at = compiled_for(self.sums.device, objective_at) if compiled else objective_at
         norms = [(name, m) for name, m in self.model.named_modules() if isinstance(m, _NormBase)]
         own = {f"{name}.{b}".lstrip("."): (m, t) for name, m in norms for b, t in m.named_buffers(recurse=False)}
         self.statistics = {name: t for name, (_, t) in own.items() if t.is_floating_point()}
         self.keeps = [1 - float(own[name][0].momentum or 0) for name in self.statistics]
         self.moved = [{name: torch.empty_like(t) for name, t in self.statistics.items()} for _ in range(2)]
-        self.streams: list[torch.cuda.Stream] = []
-        if self.sums.is_cuda:
-            self.streams = [torch.cuda.Stream(self.sums.device) for _ in range(2)]  # type: ignore[no-untyped-call]
 
     def __call__(self, *batch: Tensor) -> None:
         parts: Sequence[tuple[Any, float]] = halves(batch) if self.method.halves else [(batch, 0.5)] * 2
         assert isinstance(self.opt, SSGD)
         sets = [self._leaves(moved) for moved in self.opt.both_points()]
-        found = []
-        with self.counters.held():
-            for i, (part, _) in enumerate(parts):
-                with self._branch(i):
-                    found.append(self._pass(sets[i], self.moved[i], part))
-        self._join()
+        with self.counters.held(), self._forked() as minus:
+            found = [self._pass(sets[0], self.moved[0], parts[0][0])]
+            with minus:
+                found.append(self._pass(sets[1], self.moved[1], parts[1][0]))
         with torch.no_grad():
             self._leave_gradients([grads for grads, _ in found], [share for _, share in parts])
             self._apply_statistics()
             for _, sums in found:
                 self.sums += sums
+        if self.side is not None and not capturing():
+            self.side.wait_stream(torch.cuda.current_stream())  # a run that shares it gets its memory once it is read
         self.counters.add(2)
         self._update()
 
@@ -111,15 +110,17 @@ class PairStep(Step):
             torch._foreach_add_(plus, minus)
             torch._foreach_copy_(r, plus)
 
-    def _branch(self, i: int) -> Any:
-        if not self.streams:
-            return torch.enable_grad()
-        self.streams[i].wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(self.streams[i])
-
-    def _join(self) -> None:
-        for stream in self.streams:
-            torch.cuda.current_stream().wait_stream(stream)
+    @contextmanager
+    def _forked(self) -> Iterator[AbstractContextManager[Any]]:
+        """What puts a pass on the other stream; joined also where a pass fails, or a capture could not end."""
+        if self.side is None:
+            yield nullcontext()
+            return
+        self.side.wait_stream(torch.cuda.current_stream())  # now: later it would wait for the + pass
+        try:
+            yield torch.cuda.stream(self.side)
+        finally:
+            torch.cuda.current_stream().wait_stream(self.side)
 
 
 def laid_out_as(p: Tensor, gradient: Tensor) -> Tensor:

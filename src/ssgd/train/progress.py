@@ -26,6 +26,7 @@ class Progress:
         self._bar: Any = None
         self._writers: dict[str, Any] = {}
         self._epochs: dict[str, int] = {}
+        self._to_come: dict[str, float] = {}
 
     def __enter__(self) -> Progress:
         if self.shown:
@@ -59,7 +60,8 @@ class Progress:
             self._epochs[job.label] = len(job.run.history)
             if self._bar is not None:
                 self._bar.unit = f" {SAMPLES[job.run.source.kind]}"
-                self._bar.total += job.samples_to_come
+                self._bar.total += job.samples_to_come - self._to_come.get(job.label, 0.0)  # it may begin again
+                self._to_come[job.label] = job.samples_to_come
                 self._bar.refresh()
 
     @contextmanager
@@ -78,6 +80,7 @@ class Progress:
     def passed(self, job: Job, samples: float) -> None:
         if self._bar is not None:
             self._bar.update(samples)
+            self._to_come[job.label] -= samples
         if job.last is not None and job.last["epoch"] > self._epochs[job.label]:
             self._epochs[job.label] = job.last["epoch"]
             self._show_epoch(job, job.last)

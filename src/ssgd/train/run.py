@@ -71,7 +71,9 @@ class Run:
         self.steps = source.steps(recipe.batch)
         self.history: list[dict[str, Any]] = []
         on_gpu = device.type == "cuda"
+        # torch has 32 streams: a run takes two at most, or runs side by side would share them
         self.stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._side = torch.cuda.Stream(device) if on_gpu and pair else None  # type: ignore[no-untyped-call]
         self._drawing = torch.cuda.default_generators[device.index or 0].clone_state() if on_gpu else None
         self.sums = torch.zeros(3, device=device)
 
@@ -101,9 +103,9 @@ class Run:
         self._settled = not ranks.several or self.sharded
         if self.stateful:
             self.net.reset(recipe.batch // ranks.count)  # type: ignore[operator]
-        self._take_up(self.phase)
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))
+        self._take_up(self.phase)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ class Run:
         with self._on_stream(), self._evaluated_net() as net:
             mine = batches(rank=ranks.rank, ranks=ranks.count)
             if self.sharded:
-                mine = in_step(mine, net, lambda: next(batches(size=1))[0], ranks, self.device)
+                mine = in_step(mine, lambda: self._spare_pass(net, next(batches(size=1))), ranks, self.device)
             if part == "test" and net is self.net and self.graph and isinstance(self.source, DeviceImages):
                 sums = self._test_graph()
             else:
@@ -199,8 +201,7 @@ class Run:
                 "carried": of_each_rank(self.net.carried(), self.ranks) if self.stateful else None,  # type: ignore[operator]
                 **whole_state(self.net, self.opt),
             }
-        if self.stream is not None:
-            self.stream.synchronize()  # whoever reads these tensors does so on another stream
+        self.wait()  # whoever reads these tensors does so on another stream
         return found
 
     def load(self, state: dict[str, Any]) -> None:
@@ -211,6 +212,9 @@ class Run:
         self._take_up(self.phase)
         assert self.opt is not None
         with self._on_stream():
+            # what was saved may have been cut in another way, and decides where Adam's counters go
+            groups = [{**group, **self._stepping} for group in state["optimizer"]["param_groups"]]
+            state = {**state, "optimizer": {**state["optimizer"], "param_groups": groups}}
             load_whole_state(self.net, self.opt, state)
             rows = list(state["sums"])
             if len(rows) != self.ranks.count:  # cut with another number of ranks: the first goes on from their sum
@@ -221,7 +225,11 @@ class Run:
                 self.net.carry_from(mine)  # type: ignore[operator]
             for group in self.opt.param_groups:
                 group["lr"] = self.lr  # the tensor that a graph reads, not a loaded copy
-                group["fused"] = not self.sharded  # what was saved may have been cut in another way
+
+    def wait(self) -> None:
+        """Until the device has done all that it was asked."""
+        if self.stream is not None:
+            self.stream.synchronize()
 
     # --- below here: how --------------------------------------------------------------------------------------------
 
@@ -272,8 +280,21 @@ class Run:
             loss.backward()  # type: ignore[no-untyped-call]
         self._settled = True
 
+    def _spare_pass(self, net: nn.Module, batch: tuple[Tensor, ...]) -> None:
+        """For ranks that have more batches, and nothing comes of it."""
+        with self._autocast():
+            net(*batch[: self.kind.INPUTS])
+
     def _take_up(self, phase: Phase) -> None:
         """The phase's method around the base, which keeps its momentum."""
+        with self._on_stream():  # methods copy weights, which a step may still be changing
+            self.opt = self._make_opt(phase)
+            if isinstance(self.opt, Noisy) and self.recipe.per_rank is not False:
+                self.opt.stand_for(self.devices_here)
+            self._eager = self._make_step()
+        self._step = None if self.graph else self._eager
+
+    def _make_opt(self, phase: Phase) -> Wrapper:
         base = self._base() if self.opt is None else self.opt.release()
         self.method = registry.get(phase.method)
         options: dict[str, Any] = {}
@@ -285,19 +306,15 @@ class Run:
             options["seed"] = mix(self.seed, 1, self.schedule.index(min(self.epoch, self.schedule.epochs - 1)))
             options |= self._noise_options()
         if self.method.transform is not None:
-            self.opt = self.method.make(base, model=self.model, **self.method.fixed)
-        else:
-            self.opt = self.method.build(base, self.model, **options)
-        if isinstance(self.opt, Noisy) and self.recipe.per_rank is not False:
-            self.opt.stand_for(self.devices_here)
-        self._eager = self._make_step()
-        self._step = None if self.graph else self._eager
+            return self.method.make(base, model=self.model, **self.method.fixed)
+        return self.method.build(base, self.model, **options)
 
     def _make_step(self) -> Step:
         assert self.opt is not None
         rest = self._autocast, self.sums, self.recipe.clip
         if self.pair and self.devices_here == 1 and can_pair(self.opt, self.model):
-            return PairStep(self.method, self.opt, self.model, self.kind.objective, *rest, compiled=self.compiled)
+            what = self.method, self.opt, self.model, self.kind.objective
+            return PairStep(*what, *rest, side=self._side, compiled=self.compiled)
         return Step(self.method, self.opt, self.model, self.objective, *rest, self.devices_here)
 
     def _noise_options(self) -> dict[str, Any]:
@@ -337,10 +354,17 @@ class Run:
                 recipe.momentum,
                 nesterov=recipe.nesterov,
                 weight_decay=recipe.weight_decay,
-                fused=not self.sharded,
+                **self._stepping,
             )
         kind = Adam if recipe.optimizer == "adam" else AdamW
-        return kind(parameters, self.lr, weight_decay=recipe.weight_decay, fused=not self.sharded)
+        return kind(parameters, self.lr, weight_decay=recipe.weight_decay, **self._stepping)
+
+    @property
+    def _stepping(self) -> dict[str, Any]:
+        """How the base steps: fused where its tensors are whole, and Adam so that a CUDA graph can hold it."""
+        whole = not self.sharded
+        adam = {} if self.recipe.optimizer == "sgd" else {"capturable": whole and self.device.type == "cuda"}
+        return {"fused": whole, **adam}
 
     def _captured(self, batch: tuple[Tensor, ...]) -> Step | GraphStep:
         assert self.opt is not None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.speech import SpeechSource, character_errors, ctc_objective, greedy, word_errors
+from ..data.speech.ctc import ctc_loss
 from .kinds import Autocast, Batches, judging
 
 
@@ -21,6 +22,7 @@ class Speech:
 
     COMPILES = False  # every batch has a length of its own
     CAPTURES = False
+    INPUTS = 2
     EVERY_EPOCH = ("valid", "test")
     AT_THE_END = ()
 
@@ -43,8 +45,8 @@ class Speech:
         with judging(net):
             for features, lengths, targets, target_lengths in batches:
                 with autocast():
-                    loss = ctc_objective(net, features, lengths, targets, target_lengths)
                     log_probs, frames = net(features, lengths)
+                    loss = ctc_loss(log_probs, frames, targets, target_lengths)
                 said = [t[:n] for t, n in zip(targets.tolist(), target_lengths.tolist(), strict=True)]
                 references = [self.alphabet.decoded(numbers) for numbers in said]
                 heard = [self.alphabet.decoded(numbers) for numbers in greedy(log_probs, frames)]

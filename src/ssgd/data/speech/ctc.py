@@ -18,6 +18,11 @@ def ctc_objective(
     order of its own: two runs differ in the last bits.
     """
     log_probs, frames = model(features, lengths)
+    return ctc_loss(log_probs, frames, targets, target_lengths)
+
+
+def ctc_loss(log_probs: Tensor, frames: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
+    """The same of what the model has said."""
     losses = F.ctc_loss(log_probs, targets, frames, target_lengths, reduction="none", zero_infinity=True)
     return losses.mean()
 

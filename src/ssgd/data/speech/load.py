@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ssgd.data.faults import Faults, Unusable
+from ssgd.data.faults import Faults, Unusable, counts
 from ssgd.data.speech.an4 import read_an4
 from ssgd.data.speech.audio import read_audio
 from ssgd.data.speech.cepstra import Cepstra
@@ -45,7 +45,7 @@ def load_speech(
     corpus = _corpus(name, folder, faults)
     if held_out:
         corpus = corpus.held_out(held_out)
-    return SpeechSource(
+    source = SpeechSource(
         corpus.limited(train_limit, test_limit),
         device,
         dtype,
@@ -54,6 +54,11 @@ def load_speech(
         spec_augment=SpecAugment() if spec_augment else None,
         frames_folder=folder / "frames" if name == "wsj" else None,  # 81 hours are 4.7 GB
     )
+    for part, utterances in source.utterances.items():
+        if not utterances:
+            left_out = counts(faults.skipped) or "none"
+            raise ValueError(f"{name} has no utterance in its {part} part (left out: {left_out}): put some there")
+    return source
 
 
 def is_speech(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ssgd.core.checks import check_choice
 from ssgd.data import batches
 from ssgd.data.faults import Faults, Skipped, counts
+from ssgd.data.held import kept
 from ssgd.data.speech.alphabet import Alphabet
 from ssgd.data.speech.frames import Features
 from ssgd.data.speech.normalisation import NORMALISED, by_group
@@ -87,6 +88,7 @@ class SpeechSource:
         self._features, self._normalise = corpus.features, normalise
         self._moments = parts["train"].shift_and_scale(normalise)
         self._device, self._dtype = torch.device(device), dtype
+        self._epochs: dict[tuple[int, int], Epoch] = {}
         self._parts = {}
         for name, part in parts.items():
             shift, scale = self._moments if name == "train" else part.shift_and_scale(normalise)
@@ -114,8 +116,8 @@ class SpeechSource:
         return batches.whole_batches(len(self._parts["train"]), size)
 
     def epoch(self, seed: int, number: int) -> Epoch:
-        """Epoch ``number`` of seed ``seed``."""
-        return Epoch(self._parts["train"], seed, number, self._spec_augment)
+        """Epoch ``number`` of seed ``seed``; trainings that ask for the same one share it."""
+        return kept(self._epochs, seed, number, self._make_epoch)
 
     def test_batches(self, size: int = 64, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """All test utterances from short to long; each rank has its share."""
@@ -128,6 +130,9 @@ class SpeechSource:
     def clean_train_batches(self, size: int = 64, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """All training utterances without masks, as in :meth:`test_batches`."""
         return _by_length(self._parts["train"], size, rank, ranks)
+
+    def _make_epoch(self, seed: int, number: int) -> Epoch:
+        return Epoch(self._parts["train"], seed, number, self._spec_augment)
 
 
 class Epoch:
