@@ -161,6 +161,19 @@ def test_pickle_and_deepcopy_keep_options():
         assert {id(p) for p in twin.model.parameters()} == {id(p) for g in twin.param_groups for p in g["params"]}
 
 
+@pytest.mark.parametrize("wrap", [lambda base: SSGD(base, 0.3), lambda base: SAM(base, 0.1), Plain])
+def test_copies_with_a_scheduler_attached_step_themselves(wrap):
+    """A scheduler puts a step of its own into the optimizer it drives, which must not come along."""
+    x, y = vectors(dtype=torch.float32)
+    model = mlp(torch.float32)
+    opt = wrap(SGD(model.parameters(), lr=0.1))
+    LinearLR(opt)
+    before = weights(model)
+    for twin_model, twin in (pickle.loads(pickle.dumps((model, opt))), copy.deepcopy((model, opt))):
+        take_step(twin, "points", twin_model, x, y)
+        assert same(model, before) and not same(twin_model, before)
+
+
 def test_deepcopy_follows_an_explicit_selection():
     model = mlp(torch.float32)
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, perturb=[model[2].weight])
@@ -200,6 +213,25 @@ def test_grad_scaler(way, fused, unscale, base):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
     assert opt.param_groups[0]["noise_step"] >= 3
     assert not hasattr(opt.base, "found_inf") and not hasattr(opt.base, "grad_scale")
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_where_a_scaler_judges_the_gradients_nobody_else_does(policy):
+    """It looks for the scale that overflows: no reason to raise, also where a fused base is called to skip."""
+    x, y = vectors(dtype=torch.float32)
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1, fused=True), 0.3, nonfinite=policy)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for overflow in (True, False):
+        before = weights(model)
+        run_passes(opt, "points", model, x, y, scale=scaler.scale)
+        if overflow:
+            model[0].weight.grad[0, 0] = float("inf")
+        scaler.step(opt)
+        scaler.update()
+        opt.zero_grad()
+        assert same(model, before) == overflow
+    assert scaler.get_scale() == 2.0**9 and all(p.isfinite().all() for p in model.parameters())
 
 
 def test_grad_scaler_refuses_closures():

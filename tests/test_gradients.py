@@ -1,11 +1,14 @@
 """p.grad is a mean whenever no pair is open."""
 
+from collections import UserDict
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.optim import SGD
 
 from ssgd import SSGD
+from ssgd.methods import SAM
 
 from .problems import WAYS, mlp, run_passes, vectors
 
@@ -118,11 +121,20 @@ def test_a_clean_gradient_can_be_added_outside_the_points():
 
 @pytest.mark.parametrize("clear", ["opt", "opt, in place", "model", "model, in place", "base", "by hand", "never"])
 @pytest.mark.parametrize("stale", [False, True])
-def test_closures_that_clear_and_those_that_do_not(clear, stale):
+@pytest.mark.parametrize("kind", [SSGD, SAM])
+def test_closures_that_clear_and_those_that_do_not(clear, stale, kind):
     """Also with gradients there before: a clearing closure drops them, another adds to them, as with any optimizer."""
-    model, opt = start()
+    model = mlp()
+    opt = kind(
+        SGD(model.parameters(), lr=0.1), 0.4
+    )  # without the model, whose zero_grad() must be noticed all the same
     x, y = vectors()
-    expected = hand_made(model, opt, [((x, y), (x, y))])
+    if kind is SSGD:
+        expected = hand_made(model, opt, [((x, y), (x, y))])
+    else:
+        run_passes(opt, "points", model, x, y)
+        expected = [p.grad for p in model.parameters()]
+        opt.zero_grad()
     if stale:
         for p in model.parameters():
             p.grad = torch.full_like(p, 0.25)
@@ -155,6 +167,32 @@ def test_closures_that_clear_and_those_that_do_not(clear, stale):
     assert len(opt.losses) == 2
 
 
+def test_a_closure_may_clear_a_part():
+    """Of one layer, or of one that gets no gradient or is frozen: what is cleared is dropped, the rest is kept."""
+    model = torch.nn.ModuleList(
+        [torch.nn.Linear(5, 3), torch.nn.Linear(3, 3), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]
+    )
+    opt = SAM(SGD(model.parameters(), lr=0.0), 0.1)
+    model[3].requires_grad_(False)
+    x, y = vectors(dtype=torch.float32)
+
+    def closure():
+        for cleared in (model[0], model[2], model[3].weight):
+            cleared.zero_grad() if isinstance(cleared, torch.nn.Module) else setattr(cleared, "grad", None)
+        loss = F.cross_entropy(model[1](model[0](x)), y)
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    alone = [model[i].weight.grad.clone() for i in (0, 1)]
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step(closure)
+    torch.testing.assert_close(model[0].weight.grad, alone[0])
+    torch.testing.assert_close(model[1].weight.grad, alone[1] + 1)
+    assert model[2].weight.grad is None and model[3].weight.grad is None and model[3].bias.grad == 1
+
+
 def test_unused_parameters_keep_no_gradient():
     model = torch.nn.ModuleList([torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)])
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.4)
@@ -182,6 +220,18 @@ def test_split_takes_any_structure():
     assert torch.equal(torch.cat([h["more"][1][0] for h in seen]), batch["more"][1][0])
     assert all(h["name"] == "x" and h["t"] == 3 for h in seen)
     assert seen[0]["ids"].data_ptr() == batch["ids"].data_ptr()  # a view
+
+
+def test_split_takes_mappings_that_are_no_dicts():
+    """Such as Hugging Face's BatchEncoding, which is a UserDict."""
+    opt = SSGD(SGD(mlp().parameters(), lr=0.1), 0.4)
+    batch = UserDict(ids=torch.arange(5), more=[UserDict(mask=torch.ones(5, 2))])
+    seen = []
+    for point, half in opt.split(batch):
+        with point:
+            seen.append(half)
+    assert [half["ids"].tolist() for half in seen] == [[0, 1, 2], [3, 4]]
+    assert [len(half["more"][0]["mask"]) for half in seen] == [3, 2]
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "step"])

@@ -277,7 +277,7 @@ def test_what_the_kernels_do_not_serve_is_left_to_torch():
     assert form(flat, foreach=False) is points.TwoPoints
     assert form(flat, law="filter") is points.TwoPoints
     assert form(flat, law=Law("sphere", lambda z, generator: z.fill_(1))) is points.TwoPoints
-    assert form(flat, kind=RWP, law="sphere", adaptive=True) is points.TwoPoints
+    assert form(flat, kind=RWP, adaptive=True) is points.TwoPoints
 
 
 def test_where_triton_cannot_build_torch_takes_over(monkeypatch):

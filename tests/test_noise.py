@@ -11,6 +11,7 @@ from torch.optim import SGD
 
 from ssgd import SSGD, Law
 from ssgd.core.noise import as_law, mix
+from ssgd.methods import NSO, RWP, SAM, EntropySGD
 
 from .problems import mlp, run_passes, take_step, vectors
 
@@ -190,6 +191,34 @@ def test_a_tensor_level_is_used_as_it_is():
     torch.testing.assert_close(noises(opt, [w])[0][0].norm(), 0.25 * w.detach().norm(), rtol=1e-6, atol=0)
     level.fill_(0.0)
     assert len(noises(opt, [w])) == 2  # a tensor is never looked at, so two passes all the same
+
+
+@pytest.mark.parametrize("kind", [SSGD, NSO, RWP, SAM, EntropySGD])
+def test_a_tensor_level_may_have_dimensions(kind):
+    """Beside parameters that have none."""
+
+    def trained(level):
+        parameters = [*make([(4, 4)]), torch.ones((), dtype=torch.float64, requires_grad=True)]
+        opt = kind(SGD(parameters, lr=0.1), level, perturb=None if kind is EntropySGD else parameters)
+        for point in opt.points():
+            with point:
+                sum(p.pow(2).sum() for p in parameters).backward()
+        opt.step()
+        return parameters
+
+    for p, q in zip(trained(torch.tensor([0.5])), trained(0.5), strict=True):
+        assert p.isfinite().all() and torch.equal(p, q)
+
+
+@pytest.mark.parametrize("kind", [SSGD, SAM])
+def test_a_cuda_graph_refuses_a_level_it_could_not_read_again(kind, monkeypatch):
+    (w,) = make([(4, 4)])
+    opt = kind(SGD([w], lr=0.1), torch.tensor(0.5))
+    monkeypatch.setattr("ssgd.core.wrapper.capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="would hold the level as it is now: make the tensor on the GPU"):
+        next(opt.points())
+    opt.param_groups[0][opt.own_keys[0]] = 0.5
+    next(opt.points())
 
 
 def test_a_moved_parameter_is_found_again():

@@ -102,6 +102,29 @@ def test_complex_parameters():
     opt.step()
 
 
+def test_both_points_have_each_parameters_shape_type_and_layout():
+    """Complex ones beside real ones with an odd count of elements, dense in another order, and not dense."""
+    torch.manual_seed(0)
+    values = [
+        torch.randn(3),
+        torch.randn(3, 5, dtype=torch.complex64),
+        torch.randn(4, 3, dtype=torch.complex64).t(),
+        torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last),
+        torch.randn(10)[::2],
+        torch.randn(4, 8)[:, ::2],
+    ]
+    parameters = [nn.Parameter(value) for value in values]
+    opt = SSGD(SGD(parameters, lr=0.1), 0.3, perturb=parameters, seed=1)
+    found = opt.both_points()
+    opt.zero_grad()
+    opt._set_everywhere("noise_step", 0)
+    for point, values in zip(opt.points(), found, strict=True):
+        with point:
+            for p in parameters:
+                assert values[p].dtype == p.dtype and torch.equal(values[p], p)
+    assert [found[0][p].stride() for p in parameters[1:4]] == [p.stride() for p in parameters[1:4]]
+
+
 def test_sparse_gradients_are_refused():
     emb = nn.Embedding(5, 3, sparse=True)
     opt = SSGD(SGD(emb.parameters(), lr=0.1), 0.3)

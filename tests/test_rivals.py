@@ -1,5 +1,6 @@
 """Each rival against its own formula."""
 
+import copy
 import itertools
 import math
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 
 from ssgd import SSGD, methods, recompute_bn
 from ssgd.methods import (
@@ -166,6 +167,34 @@ def test_a_skipped_step_leaves_no_trace_in_arwps_memory(fused):
     assert same(*memory) and memory[0][0].sum() > 0
 
 
+@pytest.mark.parametrize("base", [SGD, Adam])
+@pytest.mark.parametrize("fused", [False, True])
+def test_arwps_memory_is_of_gradients_without_the_scale(base, fused):
+    x, y = vectors(dtype=torch.float32)
+
+    def memory(scaler, **options):
+        model = mlp(torch.float32)
+        opt = RWP(base(model.parameters(), lr=0.01, **options), 0.1, adaptive=True, seed=1)
+        for _ in range(2):
+            for point in opt.points():
+                with point:
+                    scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(opt)
+            scaler.update()
+            opt.zero_grad()
+        return [opt.state[p]["squared_gradients"] for p in model.parameters()]
+
+    scaled = memory(torch.amp.GradScaler("cpu", init_scale=2.0**10), fused=fused)
+    for found, expected in zip(scaled, memory(torch.amp.GradScaler("cpu", enabled=False)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [NSO, RWP, EntropySGD])
+def test_noise_that_is_part_of_the_method_is_no_option(kind):
+    with pytest.raises(TypeError, match="law"):
+        kind(SGD(mlp().parameters(), lr=0.1), 0.1, law="sphere")
+
+
 def test_halves_without_noise_are_the_whole_batch_but_for_batch_norm():
     model, (x, y) = mlp(), vectors(samples=7)
     whole = gradient(model, weights(model), x, y)
@@ -263,6 +292,43 @@ def test_sam_keeps_still_where_the_slope_is_flat():
     assert torch.equal(w, torch.ones(2, 2))
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("broken", [math.inf, math.nan])
+def test_sam_stays_where_the_slope_overflows(adaptive, broken):
+    """As it does under a scaler that looks for its scale: batch-norm would keep what it saw at weights of NaN."""
+    x, y = images()
+    model = convnet()
+    model(x)
+    opt = SAM(SGD(model.parameters(), lr=0.1), 0.1, adaptive=adaptive)
+    before = weights(model)
+    for point in opt.points():
+        with point:
+            assert same(model, before)
+            F.cross_entropy(model(x), y).backward()
+            if point.index == 0:
+                model[3].weight.grad[0, 0, 0, 0] = broken
+    assert all(b.isfinite().all() for b in model.buffers())
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_sam_under_float16_and_a_scale_that_overflows():
+    x, y = images()
+    model = convnet()
+    model(x)
+    opt = SAM(SGD(model.parameters(), lr=0.1), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    before = weights(model)
+    for point in opt.points():
+        with point:
+            with torch.autocast("cpu", torch.float16):
+                loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+    scaler.step(opt)
+    scaler.update()
+    assert scaler.get_scale() < 2.0**40 and same(model, before)
+    assert all(b.isfinite().all() for b in model.buffers())
+
+
 # --- Entropy-SGD -----------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +359,12 @@ def test_entropy_sgd_adds_thermal_noise():
             seen.append(w.detach().clone())
             (w * 0).sum().backward()
     assert seen[1].std() == pytest.approx(0.3 * math.sqrt(0.25), rel=0.05)
+
+
+def test_entropy_sgd_refuses_to_leave_weights_untrained():
+    model = mlp()
+    with pytest.raises(ValueError, match="moves every trained weight: leave out perturb, or freeze the others"):
+        EntropySGD(SGD(model.parameters(), lr=1.0), perturb=[model[0].weight])
 
 
 def test_entropy_sgd_refuses_a_grad_scaler():
@@ -336,6 +408,10 @@ def test_dropconnect_on_convolutions_and_what_it_refuses():
     with pytest.raises(ValueError, match="the share of weights dropped"):
         dropconnect(model, 1.0)
     remove_dropconnect(model)
+    normed = nn.Sequential(nn.Linear(3, 3), nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
+    with pytest.raises(ValueError, match="is parametrised already, as by weight norm"):
+        dropconnect(normed, 0.3)
+    assert not nn.utils.parametrize.is_parametrized(normed[0])
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell])
@@ -355,8 +431,16 @@ def test_dropconnect_on_recurrent_weights(kind):
     hidden = [p for n, p in model.named_parameters() if "weight_hh" in n]
     assert hidden and all(p.grad is not None and p.grad.norm() > 0 for p in hidden)
     model.eval()
-    torch.testing.assert_close(out(), clean)
+    for _ in range(2):
+        torch.testing.assert_close(out(), clean)
     model.train()
+    out()
+    twin = copy.deepcopy(model)
+    twin_out = twin(x, tuple(state) if kind is nn.LSTMCell else None)[0]
+    assert not torch.equal(twin_out, out())
+    twin_out.sum().backward()
+    twins = [p for n, p in twin.named_parameters() if "weight_hh" in n]
+    assert twins and all(p.grad.norm() > 0 for p in twins)
     remove_dropconnect(model)
     torch.testing.assert_close(out(), clean)
     assert list(model.state_dict()) == keys

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from .core.checks import check_choice, check_count
 from .core.noise import Fill, Law
 from .core.noisy import Noisy
+from .core.parallel import is_sharded
 from .core.points import Level
 from .core.walk import Point
 
@@ -113,8 +114,10 @@ class SSGD(Noisy):
 
         In place of points(): w stays, the caller leaves the mean gradient in ``p.grad``, and step() follows.
         """
-        if self.pairs > 1 or self.mode == "mirror" or not self._noisy():
-            raise ValueError('both_points() needs one pair, mode="both" and a level above 0: use points()')
+        if self.pairs > 1 or self.mode == "mirror" or not self._noisy() or any(map(is_sharded, self.selected)):
+            raise ValueError(
+                'both_points() needs whole tensors, one pair, mode="both" and a level above 0: use points()'
+            )
         walk = self._over([1, -1])
         weights = self._moving_weights()
         found = weights.both(*self._levels_and_generators(weights))

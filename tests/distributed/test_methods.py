@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+from ssgd import SSGD
 from ssgd.core.wrapper import Wrapper
 from ssgd.methods import METHODS, SAM
 
@@ -78,6 +80,83 @@ def own_slopes(rank: int) -> int:
         step("sam", opt, ddp, *vectors(dtype=torch.float32, seed=2 * i + rank))
     assert_same_on_every_rank(weights_of(net))
     return len(reduced)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_sams_slope_stays_out_of_gradients_that_lie_in_ddps_buckets(ranks: Ranks, set_to_none: bool) -> None:
+    ranks(2, slopes_and_buckets, set_to_none)
+
+
+def slopes_and_buckets(rank: int, set_to_none: bool) -> None:
+    """With gradient_as_bucket_view, p.grad is memory that the next pass writes to."""
+    trained = []
+    for in_buckets in (False, True):
+        net = mlp(torch.float64)
+        ddp = DistributedDataParallel(net, gradient_as_bucket_view=in_buckets)
+        opt = SAM(SGD(net.parameters(), lr=0.1), 0.1, model=ddp)
+        for i in range(3):
+            for x, y in (vectors(seed=4 * i + 2 * k + rank) for k in range(2)):
+                for point in opt.points():
+                    with point:
+                        F.cross_entropy(ddp(x), y).backward()
+            opt.step()
+            opt.zero_grad(set_to_none=set_to_none)
+        assert_same_on_every_rank(weights_of(net))
+        trained.append(weights_of(net))
+    for key, w in trained[0].items():
+        torch.testing.assert_close(trained[1][key], w, rtol=1e-10, atol=1e-12)
+
+
+WRAPPED = {
+    "alone": lambda net, mesh: net,
+    "DDP": lambda net, mesh: DistributedDataParallel(net),
+    "DDP, bucket view": lambda net, mesh: DistributedDataParallel(net, gradient_as_bucket_view=True),
+    "FSDP2": lambda net, mesh: fully_shard(net, mesh=mesh),
+    "tensor parallel": lambda net, mesh: parallelize_module(
+        net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    ),
+}
+
+
+@pytest.mark.parametrize("clear", ["to none", "in place", "never"])
+@pytest.mark.parametrize("how", [how for how in WRAPPED if how != "alone"])
+def test_sams_closure_may_clear_gradients_or_not(ranks: Ranks, how: str, clear: str) -> None:
+    ranks(2, closure_that_clears, how, clear)
+
+
+def closure_that_clears(rank: int, how: str, clear: str) -> None:
+    """As in one process with the same batch."""
+    trained = []
+    for here in ("alone", how):
+        net = mlp(torch.float64)
+        model = WRAPPED[here](net, init_device_mesh("cpu", (2,)))
+        opt = SAM(SGD(net.parameters(), lr=0.1), 0.1, model=model)
+
+        def closure(net: nn.Module = net, model: nn.Module = model) -> Tensor:
+            if clear != "never":
+                net[0].zero_grad(set_to_none=clear == "to none")
+                net[2].zero_grad(set_to_none=clear == "to none")
+            x, y = vectors()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            opt.step(closure)
+        trained.append([whole(p) for p in net.parameters()])
+    for p, q in zip(*trained, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
+
+
+def test_both_points_of_sharded_weights_are_refused(ranks: Ranks) -> None:
+    ranks(2, both_points_refused)
+
+
+def both_points_refused(rank: int) -> None:
+    net = fully_shard(mlp(torch.float32), mesh=init_device_mesh("cpu", (2,)))
+    opt = SSGD(SGD(net.parameters(), lr=0.1), 0.1, model=net)
+    with pytest.raises(ValueError, match=r"both_points\(\) needs whole tensors"):
+        opt.both_points()
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in ("mirror", "swa", "ema")])

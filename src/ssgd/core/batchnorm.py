@@ -10,7 +10,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import update_bn
 
+from .checks import check_choice
+from .parallel import bare
+
 POLICIES = ("both", "once", "first", "none")
+
+
+def check_policy(policy: str, model: nn.Module | None) -> None:
+    check_choice("bn_stats", policy, POLICIES)
+    if policy != "both" and model is None:
+        raise ValueError(f"bn_stats={policy!r} needs the model: pass model=...")
 
 
 class RunningStatistics:
@@ -63,14 +72,13 @@ def recompute_bn(model: nn.Module, loader: Iterable[Any], device: torch.device |
     torch's ``update_bn`` on the bare model: the mode (train or eval) and momentum are left as they were, and a loader
     that gives nothing is an error instead of statistics lost.
     """
-    bare = getattr(model, "_orig_mod", model)
-    bare = getattr(bare, "module", bare) if isinstance(bare, nn.parallel.DistributedDataParallel) else bare
-    statistics = RunningStatistics(bare, "none")
+    model = bare(model)
+    statistics = RunningStatistics(model, "none")
     if not statistics._buffers:
         return
     statistics.begin()
-    modes = {module: module.training for module in bare.modules()}
-    momenta = {module: module.momentum for module in bare.modules() if isinstance(module, _NormBase)}
+    modes = {module: module.training for module in model.modules()}
+    momenta = {module: module.momentum for module in model.modules() if isinstance(module, _NormBase)}
     seen = 0
 
     def counted() -> Iterable[Any]:
@@ -80,7 +88,7 @@ def recompute_bn(model: nn.Module, loader: Iterable[Any], device: torch.device |
             yield batch
 
     try:
-        update_bn(counted(), bare, device)
+        update_bn(counted(), model, device)
         if not seen:
             raise ValueError("recompute_bn() got a loader without batches; batch-norm's statistics were left alone")
     except BaseException:

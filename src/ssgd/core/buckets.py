@@ -46,12 +46,13 @@ class Bucket:
         return [c if t.dim() == 1 else c.view(t.shape) for c, t in zip(pieces, self.tensors, strict=True)]
 
     def by_parameter(self, pieces: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-        """Pieces shaped like the tensors, each laid out as its parameter is."""
-        laid = [
-            c.as_strided(p.shape, p.stride()) if c.dim() == 1 else c
-            for c, p in zip(pieces, self.parameters, strict=True)
-        ]
-        return dict(zip(self.parameters, laid, strict=True))
+        """Pieces shaped like the tensors, each laid out as its parameter is. Not for shards."""
+        found = {}
+        for p, piece in zip(self.parameters, pieces, strict=True):
+            real = as_real(p)
+            laid = piece.as_strided(real.shape, real.stride()) if piece.dim() < real.dim() else piece
+            found[p] = torch.view_as_complex(laid.clone()) if p.is_complex() else laid  # a clone: pairs must lie evenly
+        return found
 
 
 def make_buckets(parameters: Sequence[tuple[Tensor, int]], flat: bool = True) -> list[Bucket]:
@@ -92,10 +93,11 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def _alias(parameter: Tensor, flat: bool) -> Tensor:
-    """An alias that shares storage and version counter, so autograd sees every change."""
-    tensor = as_real(local(parameter).detach())
+    """An alias that shares storage and version counter, so autograd sees every change; where not flat, the tensor."""
+    tensor = as_real(local(parameter))
     if not flat:
         return tensor
+    tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor.view(-1)
     if sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1 == tensor.numel():

@@ -21,26 +21,46 @@ class MeanGradient:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self._share = 1.0  # p.grad times this is the mean so far
-        self._aside: list[Tensor | None] = []
+        self._aside: dict[Tensor, Tensor] = {}
 
     def before(self, share: float) -> None:
         """Make room for a pass with this share. One with share 0 has ``p.grad`` for itself."""
         if share:
             self._rescale(share)
         else:
-            self._aside = [p.grad for p in self.parameters]
+            there = {p: p.grad for p in self.parameters if p.grad is not None}
+            self._aside = {p: g.clone() if g._is_view() else g for p, g in there.items()}  # DDP writes to its views
             clear(self.parameters)
 
     def after(self, share: float) -> None:
         """A pass with share 0 leaves nothing behind."""
         if not share:
-            for p, earlier in zip(self.parameters, self._aside, strict=True):
-                p.grad = earlier
-            self._aside = []
+            for p in self.parameters:
+                p.grad = self._aside.pop(p, None)
 
-    def drop_earlier(self) -> None:
-        """What was there before the first pass has been cleared."""
-        self._aside = [None] * len(self._aside)
+    @contextmanager
+    def clearing_noticed(self) -> Iterator[None]:
+        """What was set aside is dropped where the block clears gradients, in whatever way, before it adds to them.
+
+        Zeros stand in its place, and the first gradient to arrive shows whether they were removed or written to.
+        """
+        marks = {p: torch.zeros_like(g) for p, g in self._aside.items()}
+
+        def look(p: Tensor, writes: int = 1) -> None:
+            mark = marks.pop(p, None)
+            if mark is not None and (p.grad is not mark or sum(t._version for t in {mark, local(mark)}) > writes):
+                del self._aside[p]
+
+        for p, mark in marks.items():
+            p.grad = mark
+        handles = [p.register_post_accumulate_grad_hook(look) for p in marks if p.requires_grad]  # type: ignore[no-untyped-call]
+        try:
+            yield
+            for p in list(marks):  # those that no gradient came to
+                look(p, writes=0)
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def end(self) -> None:
         """After the last pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ def batch_size(batch: Any) -> int:
 
 def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]]:
     """``batch`` as ((first ⌈B/2⌉ samples, their share), (the other ⌊B/2⌋, their share)); views, nothing is copied."""
+    batch = _known(batch)
     size = batch_size(batch)
     if size < 2:
         raise ValueError("split() needs at least two samples, one for each sign; drop the last batch or use points()")
@@ -36,3 +38,8 @@ def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]]:
     ]
     one, other = (pytree.tree_unflatten([pair[i] for pair in pairs], structure) for i in (0, 1))
     return (one, first / size), (other, (size - first) / size)
+
+
+def _known(batch: Any) -> Any:
+    """Mappings that pytree takes for leaves, such as Hugging Face's BatchEncoding, as dicts."""
+    return pytree.tree_map(lambda leaf: _known(dict(leaf)) if isinstance(leaf, Mapping) else leaf, batch)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import random_state
-from .batchnorm import POLICIES, RunningStatistics
+from .batchnorm import RunningStatistics, check_policy
 from .buckets import Bucket, make_buckets
 from .checks import check_choice, check_count, check_level, check_seed
 from .halves import halves
@@ -27,7 +27,7 @@ class Noisy(Wrapper):
     """What S-SGD and the other methods with weight noise have in common. A method says which signs a batch takes."""
 
     own_keys = ("noise", "noise_seed", "noise_step")
-    not_copied = ("_walk", "_two_points", "_signature", "_generators", "_in_graphs", "_magnitudes")
+    not_copied = (*Wrapper.not_copied, "_two_points", "_signature", "_generators", "_in_graphs", "_magnitudes")
     flat_aliases = True  # False where a method needs the tensors in the shape of their gradients
     _ranks_here = 1  # data parallel ranks that this process stands for
     _turn = 0  # whose batch the last walk was
@@ -54,10 +54,8 @@ class Noisy(Wrapper):
         mirror: bool = False,
     ) -> None:
         check_level(noise)
-        check_choice("bn_stats", bn_stats, POLICIES)
+        check_policy(bn_stats, model)
         check_choice("rng", rng, ("independent", "same"))
-        if bn_stats != "both" and model is None:
-            raise ValueError(f"bn_stats={bn_stats!r} needs the model: pass model=...")
         self.law = as_law(law)
         self.bn_stats = bn_stats
         self.rng = rng
@@ -175,8 +173,7 @@ class Noisy(Wrapper):
 
     def _levels_and_generators(self, weights: TwoPoints) -> tuple[list[Level], list[torch.Generator]]:
         """The level of each parameter group, and what this step's noise is drawn from for each bucket."""
-        levels = [group["noise"] for group in self.param_groups]
-        return levels, [self._generator(bucket, self._turn) for bucket in weights.buckets]
+        return self._levels(), [self._generator(bucket, self._turn) for bucket in weights.buckets]
 
     def _damping(self) -> Damping | None:
         """What a parameter's noise is divided by, if anything."""
@@ -245,15 +242,14 @@ class Noisy(Wrapper):
         if self._two_points is None or signature != self._signature:
             check_model_known(self.model, self.selected)
             flat = self.flat_aliases and self.law.unit != "filter"
-            make = two_points if flat else TwoPoints
-            self._two_points = make(make_buckets(chosen, flat), self.law, self.foreach, self._damping())
+            rest = make_buckets(chosen, flat), self.law, self.foreach
+            self._two_points = two_points(*rest) if flat else TwoPoints(*rest, self._damping())
             self._signature = signature
         return self._two_points
 
     def _noisy(self) -> bool:
         """Whether any level is above 0."""
-        for group in self.param_groups:
-            check_level(group["noise"])
+        self._levels()  # checks them
         return any(self._active())
 
     def _active(self) -> list[bool]:

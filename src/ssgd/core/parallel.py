@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -81,6 +80,12 @@ def unwrap_ddp(model: nn.Module | None) -> DistributedDataParallel | None:
     return model if dist.is_available() and isinstance(model, DistributedDataParallel) else None
 
 
+def bare(model: nn.Module) -> nn.Module:
+    """The user's own module, without DDP and torch.compile around it."""
+    ddp = unwrap_ddp(model)
+    return getattr(model, "_orig_mod", model) if ddp is None else ddp.module
+
+
 def no_sync(ddp: DistributedDataParallel) -> AbstractContextManager[None]:
     """Passes whose gradients stay here, for a later pass to reduce."""
     if ddp.static_graph:  # torch then fails, or reduces nothing from the second step on (pytorch issue 143580)
@@ -148,11 +153,8 @@ def agree(number: int, ddp: DistributedDataParallel | None) -> int:
 
 def reshard(model: nn.Module | None) -> None:
     """Free gathered weights, so that the next forward gathers what lies in the shards now."""
-    if model is None or not dist.is_available():
-        return
-    for module in model.modules():
-        if _is(module, "torch.distributed.fsdp", "FSDPModule"):
-            module.reshard()  # type: ignore[operator]
+    for module in _sharded_modules(model):
+        module.reshard()
 
 
 def reduce_gradients(model: nn.Module | None) -> None:
@@ -160,30 +162,10 @@ def reduce_gradients(model: nn.Module | None) -> None:
 
     Gradients held back to accumulate are out of reach for the mean over points.
     """
-    if model is None or not dist.is_available():
-        return
-    for module in model.modules():
-        if _is(module, "torch.distributed.fsdp", "FSDPModule"):
-            module.set_requires_gradient_sync(True, recurse=False)  # type: ignore[operator]
+    for module in _sharded_modules(model):
+        module.set_requires_gradient_sync(True, recurse=False)
 
 
-@contextmanager
-def zero_grad_watched(*owners: object) -> Iterator[list[object]]:
-    """Which of these had ``zero_grad()`` called inside the block."""
-    called: list[object] = []
-
-    def watched(owner: Any) -> Any:
-        def zero_grad(*args: Any, **kwargs: Any) -> None:
-            called.append(owner)
-            type(owner).zero_grad(owner, *args, **kwargs)
-
-        return zero_grad
-
-    holders = [owner for owner in owners if owner is not None]
-    for owner in holders:
-        owner.__dict__["zero_grad"] = watched(owner)
-    try:
-        yield called
-    finally:
-        for owner in holders:
-            owner.__dict__.pop("zero_grad", None)
+def _sharded_modules(model: nn.Module | None) -> list[Any]:
+    modules = [] if model is None else model.modules()
+    return [module for module in modules if _is(module, "torch.distributed.fsdp", "FSDPModule")]

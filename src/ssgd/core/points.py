@@ -282,15 +282,15 @@ class DeviceSeed(torch.Generator):
         return super().manual_seed(seed)
 
 
-def two_points(buckets: list[Bucket], law: Law, foreach: bool, damping: Damping | None) -> TwoPoints:
+def two_points(buckets: list[Bucket], law: Law, foreach: bool) -> TwoPoints:
     """With kernels of our own where they serve all buckets, else with torch's operations."""
     devices = {bucket.tensors[0].device for bucket in buckets}
-    if foreach and damping is None and devices and all(map(_has_kernels, devices)):
+    if foreach and devices and all(map(_has_kernels, devices)):
         from .kernels import serve
 
         if all(serve(bucket, law) for bucket in buckets):
             return FusedTwoPoints(buckets, law)
-    return TwoPoints(buckets, law, foreach, damping)
+    return TwoPoints(buckets, law, foreach)
 
 
 @cache

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .checks import check_base, check_choice
-from .gradients import add_back, added_on_arrival, all_finite, clear
-from .parallel import sharding, unwrap_ddp, zero_grad_watched
+from .checks import check_base, check_choice, check_level
+from .gradients import MeanGradient, add_back, added_on_arrival, all_finite, clear
+from .parallel import sharding, unwrap_ddp
+from .points import Level
 from .trainers import check_closure, remedy
 from .walk import Point, Walk
 
@@ -28,8 +29,9 @@ class Wrapper(Optimizer):
     """
 
     own_keys: tuple[str, ...] = ()
+    level_is = "the noise level is ||n|| / ||w||"  # what the first of these keys means, for errors
     not_capturable: str | None = None  # why a CUDA graph cannot hold a step, where it cannot
-    not_copied: tuple[str, ...] = ("_walk",)  # what a copy or a pickle makes anew
+    not_copied: tuple[str, ...] = ("_walk", "step")  # made anew by a copy or a pickle; LR schedulers leave a step here
     closure_walks = False  # whether step()'s closure takes its batches through the points itself, as a trainer's may
     _walk: Walk | None
     _found_inf: Tensor | None = None  # above 0 where a fused base was told to skip its last step
@@ -181,7 +183,7 @@ class Wrapper(Optimizer):
                 point.walk.by_closure = True
                 self._in_closure = True
                 try:
-                    point.loss = self._call(closure, first=point.index == 0)
+                    point.loss = self._call(closure, point.index == 0, point.walk.gradients)
                 finally:
                     self._in_closure = False
                 if isinstance(point.loss, Tensor):
@@ -189,17 +191,14 @@ class Wrapper(Optimizer):
                 losses.append(point.loss)
         return sum(losses[1:], losses[0]) / len(losses)
 
-    def _call(self, closure: Callable[[], Loss], first: bool) -> Loss:
+    def _call(self, closure: Callable[[], Loss], first: bool, gradients: MeanGradient) -> Loss:
         """The first call may clear what was there before; the later ones must not clear what the first has left."""
         parameters = self._parameters()
         ddp = unwrap_ddp(self.model)
-        owners = (self, self.base, self.model, ddp and ddp.module)
         with torch.enable_grad():
             if first:
-                with zero_grad_watched(*owners) as cleared:
+                with gradients.clearing_noticed():
                     loss = closure()
-                if cleared and self._walk is not None:
-                    self._walk.gradients.drop_earlier()
             else:
                 aside = [p.grad for p in parameters]
                 clear(parameters)
@@ -217,14 +216,13 @@ class Wrapper(Optimizer):
         """
         given = self.__dict__
         scaling: dict[str, Any] = {key: given[key] for key in ("grad_scale", "found_inf") if key in given}
-        if self.nonfinite != "step":
+        if self.nonfinite != "step" and "found_inf" not in scaling:  # a scaler has judged already
             parameters = self._parameters()
             cuts = dict.fromkeys(s for s in map(sharding, parameters) if s is not None)  # the same order on all ranks
             finite = all_finite(parameters, cuts)
             if self.nonfinite == "skip" and getattr(self.base, "_step_supports_amp_scaling", False):
                 # the kernel skips, the host need not wait
-                scaling["found_inf"] = scaling.get("found_inf", 0) + (~finite).float()
-                scaling.setdefault("grad_scale", None)
+                scaling = {"found_inf": (~finite).float(), "grad_scale": None}
             elif capturing():
                 raise RuntimeError(f"nonfinite={self.nonfinite!r} in a CUDA graph needs 'skip' and a fused base")
             elif not finite:
@@ -245,6 +243,15 @@ class Wrapper(Optimizer):
             found = [point.loss for point in self._walk.points if point.loss is not None]
             self._losses = [loss.detach() if isinstance(loss, Tensor) else loss for loss in found]
             self._walk = None
+
+    def _levels(self) -> list[Level]:
+        """The level of each parameter group, the first of the method's own keys, checked."""
+        levels = [group[self.own_keys[0]] for group in self.param_groups]
+        for level in levels:
+            check_level(level, self.level_is)
+            if isinstance(level, Tensor) and level.device.type == "cpu" and capturing():
+                raise RuntimeError("a CUDA graph would hold the level as it is now: make the tensor on the GPU")
+        return [level.reshape(()) if isinstance(level, Tensor) else level for level in levels]
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from ..core.parallel import is_sharded, unwrap_ddp
+from ..core.parallel import bare, is_sharded
 from .plain import Plain
 
 
@@ -47,8 +47,7 @@ class Averaging(Plain):
         self.kind, self.decay, self.start, self.every = kind, decay, start, every
         self.steps = 0
         rule = get_swa_multi_avg_fn() if kind == "swa" else get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        ddp = unwrap_ddp(model)
-        self._trained = getattr(model, "_orig_mod", model) if ddp is None else ddp.module
+        self._trained = bare(model)
         self.averaged = AveragedModel(self._trained, multi_avg_fn=rule)
 
     def state_dict(self) -> dict[str, Any]:

@@ -37,16 +37,21 @@ def dropconnect(model: nn.Module, p: float, kinds: str | Iterable[str] = ("dense
     if any(isinstance(module, DroppedWeights) for module in model.modules()):
         raise ValueError("DropConnect is on this model already: take it off with remove_dropconnect() first")
     chosen = {id(w) for w in select(model, kinds)}
+    stacks = [module for module in model.modules() if isinstance(module, parametrize.ParametrizationList)]
+    if any(id(w) in chosen for stack in stacks for w in stack.parameters()):
+        raise ValueError(
+            "a weight to drop is parametrised already, as by weight norm: remove that, or leave out its kind"
+        )
     for module in list(model.modules()):
         recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase))
         order = list(module._parameters)
         names = [n for n, w in module._parameters.items() if id(w) in chosen and (not recurrent or "_hh" in n)]
-        for name in names if not isinstance(module, parametrize.ParametrizationList) else []:
+        for name in names:
             parametrize.register_parametrization(module, name, DroppedWeights(p))
         if names:
             module.__dict__["_order_without_dropconnect"] = order
         if names and isinstance(module, nn.RNNBase):
-            module.__dict__["_dropconnect_hook"] = module.register_forward_pre_hook(_read_weights_anew)
+            module.__dict__["_dropconnect_hook"] = module.register_forward_hook(_forget_weights, always_call=True)
     return model
 
 
@@ -65,7 +70,7 @@ def remove_dropconnect(model: nn.Module) -> nn.Module:
     return model
 
 
-def _read_weights_anew(module: nn.Module, _: object) -> None:
-    """torch's recurrent layers keep a list of their weights; before each pass it must hold the dropped ones."""
-    if isinstance(module, nn.RNNBase):
-        module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+def _forget_weights(module: nn.Module, *_: object) -> None:
+    """torch's recurrent layers read their weights anew for each pass; dropped ones left over cannot be copied."""
+    if isinstance(module, nn.RNNBase) and any(w is not None and not w.is_leaf for w in module._flat_weights):
+        module._flat_weights = []

@@ -31,7 +31,7 @@ class EntropySGD(Noisy):
 
     The paper takes each inner step on a new batch: a closure that fetches one each time it is called does that, while
     ``points()`` runs the batch at hand at every inner step. There is no split(). Gradients are not accumulated over
-    batches: a step is one walk. Options not named here are those of :class:`ssgd.SSGD`.
+    batches: a step is one walk. Options not named here are those of :class:`ssgd.SSGD`; law and ``perturb`` are fixed.
     """
 
     flat_aliases = False
@@ -45,7 +45,6 @@ class EntropySGD(Noisy):
         inner_lr: float = 0.1,
         gamma: float = 1e-2,
         alpha: float = 0.75,
-        law: Any = "gaussian",
         **options: Any,
     ) -> None:
         check_count("inner_steps", inner_steps)
@@ -55,8 +54,10 @@ class EntropySGD(Noisy):
             )
         if options.setdefault("per_rank", False):
             raise ValueError("per_rank=True would lead the ranks' inner steps apart: Entropy-SGD needs shared noise")
+        if options.get("perturb") is not None:
+            raise ValueError("Entropy-SGD moves every trained weight: leave out perturb, or freeze the others")
         self.inner_steps, self.inner_lr, self.gamma, self.alpha = inner_steps, inner_lr, gamma, alpha
-        super().__init__(base, noise, law=law, **options)
+        super().__init__(base, noise, law="gaussian", **options)
 
     def points(self) -> Iterator[Point]:
         """The inner iterates x′."""
@@ -120,6 +121,7 @@ class Langevin:
     @torch.no_grad()
     def come_back(self, index: int) -> None:
         self.weights.restore()
+        levels = self.opt._levels()
         for i, bucket in enumerate(self.weights.buckets):
             flat = bucket.empty()
             self.weights.law.fill(flat, self.opt._generator(bucket))
@@ -137,7 +139,7 @@ class Langevin:
                 if p.grad is not None:
                     slope += as_real(local(p.grad))
                 x.sub_(slope, alpha=self.opt.inner_lr)
-                x.add_(z * self.opt.param_groups[group]["noise"], alpha=math.sqrt(self.opt.inner_lr))
+                x.add_(z * levels[group], alpha=math.sqrt(self.opt.inner_lr))
                 mean.lerp_(x, self.opt.alpha)
         if index == self.opt.inner_steps - 1:
             self._leave_gradient()

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ..core.parallel import bare
 from ..core.walk import Point
 from ..core.wrapper import Wrapper
 from ..optimizer import SSGD
@@ -53,7 +54,7 @@ class Method:
         """The optimizer. ``options`` are the settings, and what the method's class takes besides."""
         settings = {s.name: s.default for s in self.settings}
         if self.transform is not None:
-            self.transform(getattr(model, "module", model), options.pop("p", settings.pop("p")))
+            self.transform(bare(model), options.pop("p", settings.pop("p")))
         return self.make(base, model=model, **{**settings, **self.fixed, **options})
 
     def batches(self, opt: Wrapper, *batch: Any) -> Iterator[tuple[Point, Any]]:

@@ -26,7 +26,7 @@ class RWP(Noisy):
     F ← β F + g², so that noise is smaller where the loss is curved.
 
     The papers take the two gradients on different batches: ``split()`` does, on the halves of one.
-    Options not named here are those of :class:`ssgd.SSGD`.
+    Options not named here are those of :class:`ssgd.SSGD`; the law is fixed.
     """
 
     def __init__(
@@ -38,7 +38,6 @@ class RWP(Noisy):
         adaptive: bool = False,
         eta: float = 1.0,
         beta: float = 0.99,
-        law: Any = "filter",
         **options: Any,
     ) -> None:
         if not 0 < share <= 1:
@@ -46,7 +45,7 @@ class RWP(Noisy):
         if not eta >= 0 or not 0 <= beta < 1:
             raise ValueError(f"eta must be at least 0 and beta in [0, 1), not {eta!r} and {beta!r}")
         self.share, self.adaptive, self.eta, self.beta = share, adaptive, eta, beta
-        super().__init__(base, noise, law=law, **options)
+        super().__init__(base, noise, law="filter", **options)
 
     def points(self) -> Iterator[Point]:
         """The points to take this batch's gradient at: w, then w + ε."""
@@ -76,13 +75,11 @@ class RWP(Noisy):
 
     @torch.no_grad()
     def _step_base(self) -> bool:
-        scale = self.__dict__.get("grad_scale")  # a fused base unscales in its kernel, so here they are scaled yet
         stepped = super()._step_base()
         for p in self.selected if stepped and self.adaptive else []:
             if p.grad is not None:
                 (gradient,) = present([p])
-                square = (gradient if scale is None else gradient / scale).square()
                 past = local(self.state[p].setdefault("squared_gradients", torch.zeros_like(p)))
-                new = past * self.beta + square
+                new = past * self.beta + gradient.square()
                 past.copy_(new if self._found_inf is None else torch.where(self._found_inf > 0, past, new))
         return stepped

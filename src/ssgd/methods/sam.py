@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core.batchnorm import POLICIES, RunningStatistics
+from ..core.batchnorm import RunningStatistics, check_policy
 from ..core.buckets import as_real, make_buckets
 from ..core.checks import check_choice, check_level
-from ..core.parallel import local, sharding, unwrap_ddp
+from ..core.parallel import check_model_known, local, unwrap_ddp
 from ..core.points import KeptWeights, Level
 from ..core.selection import trainable
 from ..core.walk import Point, Walk
@@ -31,6 +31,7 @@ class SAM(Wrapper):
     """
 
     own_keys = ("rho",)
+    level_is = "rho is the length of the climb"
 
     def __init__(
         self,
@@ -46,11 +47,9 @@ class SAM(Wrapper):
         nonfinite: str = "step",
         foreach: bool | None = None,
     ) -> None:
-        check_level(rho, "rho is the length of the climb")
-        check_choice("bn_stats", bn_stats, POLICIES)
+        check_level(rho, self.level_is)
+        check_policy(bn_stats, model)
         check_choice("rng", rng, ("independent", "same"))
-        if bn_stats != "both" and model is None:
-            raise ValueError(f"bn_stats={bn_stats!r} needs the model: pass model=...")
         self.adaptive = adaptive
         self.bn_stats = bn_stats
         self.rng = rng
@@ -58,8 +57,7 @@ class SAM(Wrapper):
         self.foreach = foreach is not False
         self._perturb = None if perturb is None else list(perturb)
         super().__init__(base, {"rho": rho}, model, nonfinite)
-        if any(sharding(p) is not None for p in self._parameters()) and model is None:
-            raise ValueError("sharded parameters need the module that was sharded: pass model=...")
+        check_model_known(model, self._parameters())
 
     def points(self) -> Iterator[Point]:
         """w, then w + e; run the same batch at both."""
@@ -72,18 +70,14 @@ class SAM(Wrapper):
         return trainable(self._parameters() if self._perturb is None else self._perturb)
 
     def _clean(self) -> bool:
-        levels = [group["rho"] for group in self.param_groups]
-        for level in levels:
-            check_level(level, "rho is the length of the climb")
-        return not any(isinstance(level, Tensor) or level > 0 for level in levels)
+        return not any(isinstance(level, Tensor) or level > 0 for level in self._levels())
 
     def _make_walk(self, climbs: bool) -> Walk:
         index = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
-        levels = [group["rho"] for group in self.param_groups]
         chosen = [(p, index[id(p)]) for p in self.selected]
         weights = KeptWeights(make_buckets(chosen, flat=False), self.foreach)
         return Walk(
-            moves=Climb(weights, levels, self.adaptive, alone=not climbs),
+            moves=Climb(weights, self._levels(), self.adaptive, alone=not climbs),
             shares=[0.0, 1.0] if climbs else [1.0],
             parameters=self._parameters(),
             model=self.model,
@@ -129,11 +123,15 @@ class Climb:
     def _climb(self) -> None:
         slopes, self._slopes = self._slopes, []
         norm = self._norm(slopes)
+        lost = ~norm.isfinite()  # an overflow, for a GradScaler to find: stay at w, or batch-norm would keep the NaN
+        norm.masked_fill_(lost, 1)
         self.weights.keep()
         for bucket, slope in zip(self.weights.buckets, slopes, strict=True):
             if self.adaptive:
                 slope = list(torch._foreach_mul(slope, torch._foreach_abs(bucket.tensors)))
-            here = norm.to(bucket.tensors[0].device)
+            here, lost = (t.to(bucket.tensors[0].device) for t in (norm, lost))
+            for s in slope:
+                s.masked_fill_(lost, 0)
             scales = {group: self.levels[group] / (here + 1e-12) for group in set(bucket.groups)}
             self.weights.each("addcmul_", bucket.tensors, slope, [scales[group] for group in bucket.groups])
         torch.clear_autocast_cache()
