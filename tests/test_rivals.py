@@ -521,3 +521,9 @@ def test_the_command_lists_every_method(capsys):
     assert main([]) == 2
     with pytest.raises(SystemExit):
         main(["methods", "nothing"])
+
+
+def test_sam_climbs_with_tensors_of_its_base_alone():
+    stranger = torch.ones(2, 2, requires_grad=True)
+    with pytest.raises(ValueError, match="in none of the base optimizer's parameter groups"):
+        SAM(SGD(nn.Linear(3, 2).parameters(), lr=0.1), perturb=[stranger])

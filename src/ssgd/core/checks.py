@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -42,6 +43,12 @@ def check_level(level: object, meaning: str = "the noise level is ||n|| / ||w||"
         level = level.item()
     if isinstance(level, bool) or not isinstance(level, (int, float)) or not math.isfinite(level) or level < 0:
         raise ValueError(f"{meaning}: a finite number of at least 0, not {level!r}")
+
+
+def check_chosen(perturb: Iterable[Tensor] | None, parameters: Iterable[Tensor]) -> None:
+    known = {id(p) for p in parameters}
+    if any(id(p) not in known for p in perturb or ()):
+        raise ValueError("perturb names a tensor that is in none of the base optimizer's parameter groups")
 
 
 def check_seed(seed: int | None) -> int:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from . import random_state
 from .batchnorm import RunningStatistics, check_policy
 from .buckets import Bucket, make_buckets
-from .checks import check_choice, check_count, check_level, check_seed
+from .checks import check_choice, check_chosen, check_count, check_level, check_seed
 from .halves import halves
 from .noise import Fill, Law, as_law, mix
 from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, unwrap_ddp
@@ -293,9 +293,7 @@ class Noisy(Wrapper):
         self._magnitudes = None
 
     def _check_selection(self) -> None:
-        known = {id(p) for p in self._parameters()}
-        if self._perturb is not None and any(id(p) not in known for p in self._perturb):
-            raise ValueError("perturb names a tensor that is in none of the base optimizer's parameter groups")
+        check_chosen(self._perturb, self._parameters())
         if not self.selected:
             raise ValueError(
                 "nothing to perturb: no trainable tensor of two or more dimensions was found; "

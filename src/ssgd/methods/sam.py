@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ..core.batchnorm import RunningStatistics, check_policy
 from ..core.buckets import as_real, make_buckets
-from ..core.checks import check_choice, check_level
+from ..core.checks import check_choice, check_chosen, check_level
 from ..core.parallel import check_model_known, local, unwrap_ddp
 from ..core.points import KeptWeights, Level
 from ..core.selection import trainable
@@ -57,6 +57,7 @@ class SAM(Wrapper):
         self.foreach = foreach is not False
         self._perturb = None if perturb is None else list(perturb)
         super().__init__(base, {"rho": rho}, model, nonfinite)
+        check_chosen(self._perturb, self._parameters())
         check_model_known(model, self._parameters())
 
     def points(self) -> Iterator[Point]:
