@@ -224,6 +224,15 @@ def test_figures_are_those_of_the_results(page):
         pytest.skip(f"{', '.join(sorted(set(missing)))} is not there to compare with")
 
 
+def test_the_table_of_speech_is_that_of_its_rows():
+    rows = [json.loads(line) for line in (ROOT / "results" / "beyond.jsonl").read_text().splitlines()]
+    page = (ROOT / "docs" / "speech.md").read_text()
+    for name, label in (("base", "Adam"), ("split", "`split` around Adam")):
+        mine = [row for row in rows if row["experiment"] == f"beyond/an4/{name}"]
+        figures = " | ".join(f"{mean(row[key] for row in mine):.2f}" for key in ("test_wer", "test_cer"))
+        assert f"| {label} | {len(mine)} | {figures} |" in page
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "method.md"], ids=lambda page: page.name)
 def test_the_table_of_split_is_that_of_its_rows(page):
     rows = [json.loads(line) for line in (ROOT / "results" / "split-cifar100.jsonl").read_text().splitlines()]
