@@ -90,43 +90,22 @@ def test_the_graph_of_every_method_is_its_eager_step() -> None:
     for name in METHODS:
         if name in ("mirror", "sgd-2x", "sgdr", "ssgdr"):  # ranks; the others are steps of sgd and ssgd
             continue
-        said: list[str] = []
-        runs = [fresh(name, said, graph=graph) for graph in (True, False)]
-        for run in runs:
-            for _ in range(4):
-                run.step()
-            torch.cuda.synchronize()
-        assert bool(said) == (runs[0].opt.not_capturable is not None), f"{name} said {said}"
-        for a, b in zip(*(tensors(run) for run in runs), strict=True):
-            assert torch.equal(a, b), name
+        said, (graph, _) = graph_and_eager(name)
+        assert bool(said) == (graph.opt.not_capturable is not None), f"{name} said {said}"
 
 
 def test_the_graph_of_four_devices_is_their_eager_step() -> None:
     for name in ("sgd", "ssgd", "split", "smoothout-x2"):
-        said: list[str] = []
-        runs = [fresh(name, said, graph=graph, pair=graph, devices=4) for graph in (True, False)]
-        for run in runs:
-            for _ in range(4):
-                run.step()
-            torch.cuda.synchronize()
+        said, _ = graph_and_eager(name, devices=4, pair=True)  # which they are not
         assert not said, f"{name} said {said}"
-        for a, b in zip(*(tensors(run) for run in runs), strict=True):
-            assert torch.equal(a, b), name
 
 
 def test_the_graph_of_adam_is_its_eager_step() -> None:
     for optimizer in ("adam", "adamw"):
         for name in ("sgd", "ssgd"):
-            said: list[str] = []
-            options = {"pair": True, "optimizer": optimizer, "lr": (1e-3,)}
-            runs = [fresh(name, said, graph=graph, **options) for graph in (True, False)]
-            for run in runs:
-                for _ in range(4):
-                    run.step()
-                torch.cuda.synchronize()
+            said, runs = graph_and_eager(name, pair=True, optimizer=optimizer, lr=(1e-3,))
             assert not said, f"{name} said {said}"
-            for a, b in zip(*(tensors(run) for run in runs), strict=True):
-                assert a.is_cuda and torch.equal(a, b), name
+            assert all(tensor.is_cuda for run in runs for tensor in tensors(run)), name
 
 
 def test_adam_cut_with_shards_goes_on_with_whole_weights() -> None:
@@ -283,6 +262,19 @@ def fresh(name: str, said: list[str], **options: Any) -> Run:
     set_up(recipe, EXACT)
     device = torch.device("cuda", 0)
     return Run(recipe, 0, Sources(EXACT).get(recipe, device), device, Ranks(), say=said.append, **options)
+
+
+def graph_and_eager(name: str, **options: Any) -> tuple[list[str], list[Run]]:
+    """Four steps as a graph and four without: bitwise alike. What was said, and the two runs."""
+    said: list[str] = []
+    runs = [fresh(name, said, graph=graph, **options) for graph in (True, False)]
+    for run in runs:
+        for _ in range(4):
+            run.step()
+        torch.cuda.synchronize()
+    for a, b in zip(*(tensors(run) for run in runs), strict=True):
+        assert torch.equal(a, b), name
+    return said, runs
 
 
 def tensors(run: Run) -> list[torch.Tensor]:

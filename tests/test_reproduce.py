@@ -13,7 +13,7 @@ from ssgd.analysis import results as analysis
 from ssgd.analysis.spectrum import Spectrum
 from ssgd.analysis.surface import Surface
 from ssgd.cli.main import main
-from ssgd.recipes import RECIPES, get, price
+from ssgd.recipes import RECIPES, beyond, get, price
 from ssgd.recipes.digits import digits
 from ssgd.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan
 from ssgd.reproduce.branch import branch
@@ -395,3 +395,14 @@ def test_a_branch_needs_a_stem_that_is_its_beginning(here):
 
 def test_every_recipe_of_an_experiment_can_be_trained_by_name():
     assert {"fig3/smoothout-x2/0.4", "fig7/sgd-m", "figA6/ssgd", "price/cifar10/vgg16/sam-0.1"} <= RECIPES.keys()
+
+
+@pytest.mark.parametrize("task", beyond.LEVELS)
+def test_beyond_compares_at_the_same_epochs_and_at_the_same_cost(task):
+    base, ssgd, split, half = (beyond.beyond(task, label).schedule for label in beyond.LABELS)
+    assert (split.epochs, split.passes) == (ssgd.epochs, ssgd.passes / 2) == (base.epochs, base.passes)
+    assert base.passes <= half.passes <= base.passes + len(base.phases)  # an odd phase is rounded up
+    assert half.peak == base.peak
+    if base.epochs == 2 * half.epochs:
+        for epoch in range(1, half.epochs):
+            assert half.lr(epoch) in [pytest.approx(base.lr(2 * epoch + i)) for i in (0, 1)]

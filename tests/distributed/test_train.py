@@ -117,7 +117,7 @@ def test_sharded_weights_end_alike_too(ranks: Ranks, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told", "near"),
     [
-        ({}, ("test_loss", "test_accuracy", "train_loss", "train_accuracy"), 1e-6),
+        ({"lr": (0.1,)}, ("test_loss", "test_accuracy", "train_loss", "train_accuracy"), 1e-6),
         ({"precision": "bf16"}, ("test_loss", "train_loss"), 0.05),
         ({"model": "sgcn-small", "data": "fake-speech"}, ("test_loss", "test_cer", "valid_loss", "valid_wer"), 1e-5),
     ],
@@ -127,7 +127,8 @@ def test_shares_of_different_length_are_evaluated_with_sharded_weights(
     ranks: Ranks, tmp_path: Path, changes: dict[str, Any], told: Sequence[str], near: float
 ) -> None:
     """Of 3 test images a fourth rank has none, and must still help to gather the weights."""
-    recipe = replace(RECIPE, test_limit=3, phases="1", lr=(0.01,), train_limit=32, parallel="fsdp", **changes)
+    short = {"test_limit": 3, "phases": "1", "lr": (0.01,), "train_limit": 32, "parallel": "fsdp"}
+    recipe = replace(RECIPE, **{**short, **changes})
     ranks(4, trained, recipe, tmp_path / "4")
     ranks(1, trained, recipe, tmp_path / "1")
     found, expected = (json.loads((folder(tmp_path / n) / "result.json").read_text()) for n in "41")

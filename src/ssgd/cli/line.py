@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from ..solutions import data_of, solution, tasks
+from ..solutions import solution, tasks
 from ..train.terminal import ended
 from .looking import add_grid, add_options, execution, how
 
@@ -31,16 +31,7 @@ def work(options: argparse.Namespace) -> int:
     a, b = solution(options.a), solution(options.b)
     found = tasks(a, execution(options), options.limit, large=True)
     line = Line(a.state, b.state, found["train"].model, names=(a.name, b.name))
-    grid = line.grid(options.points, options.margin)
-    surface = evaluate(
-        line,
-        found,
-        grid,
-        out=options.out,
-        progress=not options.quiet,
-        data=data_of(a, options.limit),
-        **how(options),
-    )
+    surface = evaluate(line, found, line.grid(options.points, options.margin), **how(options, a))
     for name in surface.tasks:
         ends = zip(surface.names, surface.at_anchors(name), surface.at_anchors(name, "error"), strict=True)
         print(f"{name}: {', '.join(told(*end) for end in ends)}")

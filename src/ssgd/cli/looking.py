@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..solutions import Solution, data_of
 from ..train.execution import Execution
 
 
@@ -42,9 +43,10 @@ def add_grid(parser: argparse.ArgumentParser, points: int, margin: float) -> Non
     parser.add_argument("--compile", action="store_true", help="by torch.compile: a minute at first, then faster")
 
 
-def how(options: argparse.Namespace) -> dict[str, Any]:
-    """What evaluate() is told of a grid's options."""
-    return {name: getattr(options, name) for name in ("batchnorm", "precision", "together", "compile")}
+def how(options: argparse.Namespace, of: Solution) -> dict[str, Any]:
+    """What evaluate() is told of a grid's options, and of the data, which are those of the first solution."""
+    given = {name: getattr(options, name) for name in ("out", "batchnorm", "precision", "together", "compile")}
+    return {**given, "progress": not options.quiet, "data": data_of(of, options.limit)}
 
 
 def execution(options: argparse.Namespace) -> Execution:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..solutions import data_of, solution, tasks
+from ..solutions import solution, tasks
 from ..train.terminal import ended
 from .looking import add_grid, add_options, execution, how
 
@@ -31,16 +31,7 @@ def work(options: argparse.Namespace) -> int:
     a, b, c = (solution(path) for path in (options.a, options.b, options.c))
     found = tasks(a, execution(options), options.limit, large=True)
     plane = Plane(a.state, b.state, c.state, found["train"].model, names=(a.name, b.name, c.name))
-    grid = plane.grid(options.points, options.margin)
-    surface = evaluate(
-        plane,
-        found,
-        grid,
-        out=options.out,
-        progress=not options.quiet,
-        data=data_of(a, options.limit),
-        **how(options),
-    )
+    surface = evaluate(plane, found, plane.grid(options.points, options.margin), **how(options, a))
     for name in surface.tasks:
         draw_plane(surface, name, path=beside(options.out, f"-{name}.png"))
         turning_surface(surface, name, path=beside(options.out, f"-{name}.html"))

@@ -62,9 +62,8 @@ def outcome(cell: Cell, part: str, runs: list[Run]) -> Outcome:
     ours, small = values(cell, part, runs)
     based, shortened = values(cell.base, part, runs) if cell.base else ({}, False)
     found = sample(ours.values()) if ours else None
-    base = (
-        sample(based.values()) if based and shortened == small else None
-    )  # a whole run gains nothing over a short one
+    alike = shortened == small  # a whole run gains nothing over a short one
+    base = sample(based.values()) if based and alike else None
     gain = found.mean - base.mean if found and base else None
     said = UNDECIDED if small and cell.paper is not None else verdict(cell, found, base)
     return Outcome(cell, ours, found, small, said, gain)
