@@ -106,6 +106,9 @@ def test_smoke_keeps_methods_and_phases(name):
         (Recipe(law="sphere", perturb="conv"), Recipe(law="uniform"), True),
         (Recipe(), Recipe(seeds=(3,), evaluate_every=5), True),
         (Recipe(), Recipe(lr=(0.2, 0.02, 0.002), lr_for_batch=256), True),
+        (get("beyond/ptb-large/base"), get("table5/large/sgd"), True),
+        (Recipe(method="ssgd", phases="5S-5S", lr=(0.1,)), Recipe(method="ssgd", phases="10", lr=(0.1,)), False),
+        (Recipe(phases="5-5", lr=(0.1, 0.01)), Recipe(phases="10", lr=(0.1,)), False),
         (Recipe(), Recipe(weight_decay=5e-4), False),
         (Recipe(), Recipe(held_out=5000), False),
         (Recipe(), Recipe(devices=4), False),
@@ -388,9 +391,24 @@ def test_a_branch_needs_a_stem_that_is_its_beginning(here):
             branch(stem, other, here)
     with pytest.raises(ValueError, match="goes on from test/stem, which has not been trained here"):
         branch(stem, longer, here)
-    results, experiment = Results("results"), made_of(replace(stem, phases="1"), longer, stem="stem")
+    picture = EXPERIMENTS["fig2"].picture
+    results, experiment = Results("results"), made_of(stem, longer, stem="stem", picture=picture)
     found = plan(experiment, "paper", results, only="longer")
     assert list(carry_out(found, here, results)) == ["test/longer/seed-0"]
+
+
+def test_stems_are_those_of_each_task_and_not_needed_where_nothing_is_drawn(here):
+    """Task a has a stem for two seeds, of which one is trained; b has none."""
+    a, b = replace(tiny("a/stem"), name="test/a/stem", seeds=(0, 1)), replace(tiny(), name="test/b/base", weight_decay=0.0)
+    longer = replace(a, name="test/a/longer", phases="1-1")
+    results, experiment = Results("results"), made_of(a, longer, b, stem="stem")
+    assert carry_out(plan(experiment, "paper", results, seeds=[0]), here, results) == {}
+    assert carry_out(plan(experiment, "paper", results, seeds=[1], only="longer"), here, results) == {}
+    begun = {seed: (here.place(longer, seed) / "resumed.jsonl").exists() for seed in (0, 1)}
+    assert begun == {0: True, 1: False}
+    names = [(row["experiment"], row["seed"], row["passes"]) for row in results.rows]
+    assert names[:3] == [("test/a/stem", 0, 1), ("test/b/base", 0, 1), ("test/a/longer", 0, 2)]
+    assert names[3:] == [("test/a/longer", 1, 2)]
 
 
 def test_every_recipe_of_an_experiment_can_be_trained_by_name():
@@ -400,9 +418,14 @@ def test_every_recipe_of_an_experiment_can_be_trained_by_name():
 @pytest.mark.parametrize("task", beyond.LEVELS)
 def test_beyond_compares_at_the_same_epochs_and_at_the_same_cost(task):
     base, ssgd, split, half = (beyond.beyond(task, label).schedule for label in beyond.LABELS)
-    assert (split.epochs, split.passes) == (ssgd.epochs, ssgd.passes / 2) == (base.epochs, base.passes)
+    shared = beyond.FROM.get(task, 0)
+    assert (split.epochs, split.passes) == (base.epochs, base.passes)
+    assert (ssgd.epochs, ssgd.passes) == (base.epochs, 2 * base.passes - shared)
     assert base.passes <= half.passes <= base.passes + len(base.phases)  # an odd phase is rounded up
     assert half.peak == base.peak
+    if shared:
+        begun = beyond.stem(task).schedule
+        assert {begun.phases} == {each.phases[:1] for each in (base, ssgd, split, half)}
     if base.epochs == 2 * half.epochs:
         for epoch in range(1, half.epochs):
             assert half.lr(epoch) in [pytest.approx(base.lr(2 * epoch + i)) for i in (0, 1)]

@@ -1,7 +1,9 @@
 """Beyond CIFAR: words, speech and ten classes of ImageNet, at the same epochs and at the same cost.
 
 ``base`` is SGD or Adam alone. ``ssgd`` takes both signs in as many epochs, at twice the cost; ``ssgd-half`` in half the
-epochs, at the same cost; ``split`` takes a sign a half in as many epochs, at the same cost.
+epochs, at the same cost; ``split`` takes a sign a half in as many epochs, at the same cost. Of words the epochs are
+those after the first ``FROM``, which are SGD's for all, as in the paper's SGD(29)+S-SGD(26): ``stem`` is trained once,
+and the others go on from it.
 """
 
 from __future__ import annotations
@@ -23,17 +25,24 @@ LEVELS = {  # of ssgd and of split
     "connected-digits": (0.5, 0.25),
     "tiny-imagenet10": (IMAGENET_LEVEL, IMAGENET_LEVEL),
 }
+FROM = {"ptb-large": 29, "ptb-small": 30}  # epochs
+
+
+def stem(task: str) -> Recipe:
+    """Where the others of a task begin."""
+    return replace(beyond(task, "base"), name=f"beyond/{task}/stem", phases=str(FROM[task]))
 
 
 def beyond(task: str, label: str) -> Recipe:
     """Seeds that no tuning has seen."""
     recipe = replace(_base(task), name=f"beyond/{task}/{label}", seeds=(1,) if task == "ptb-large" else (1, 2, 3))
     both, split = LEVELS[task]
-    if label == "base":
-        return recipe
-    if label == "split":
-        return replace(recipe, method="split", level=split)
-    recipe = replace(recipe, method="ssgd", level=both)
+    if label != "base":
+        recipe = replace(
+            recipe, method="split" if label == "split" else "ssgd", level=split if label == "split" else both
+        )
+    if task in FROM:
+        return replace(recipe, phases=_after_stem(task, label, int(recipe.phases)))
     return _in_half(recipe) if label == "ssgd-half" else recipe
 
 
@@ -43,12 +52,13 @@ def _base(task: str) -> Recipe:
     return tiny_imagenet10() if task == "tiny-imagenet10" else table4(task, 190)
 
 
+def _after_stem(task: str, label: str, epochs: int) -> str:
+    """The rate goes down from epoch to epoch as it did: half the epochs end at a higher one."""
+    rest = epochs - FROM[task]
+    return f"{FROM[task]}-{rest // 2 if label == 'ssgd-half' else rest}{'' if label == 'base' else 'S'}"
+
+
 def _in_half(recipe: Recipe) -> Recipe:
     """The same course of the learning rate in half the epochs."""
-    return replace(
-        recipe,
-        phases="-".join(str(math.ceil(int(epochs) / 2)) for epochs in recipe.phases.split("-")),
-        warm_up=recipe.warm_up / 2,
-        decay=recipe.decay**2,
-        decay_after=recipe.decay_after // 2,
-    )
+    phases = "-".join(str(math.ceil(int(epochs) / 2)) for epochs in recipe.phases.split("-"))
+    return replace(recipe, phases=phases, warm_up=recipe.warm_up / 2)

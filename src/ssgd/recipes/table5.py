@@ -6,18 +6,23 @@ The large LSTM follows Zaremba et al. (arXiv:1409.2329): plain SGD at rate 1, di
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..train.recipe import Recipe
 from .cifar import LAW
 
 PHASES = {"large": ("55", "55S", "29-26S", "46-9S"), "small": ("50", "50S", "10-40S", "30-20S")}
 LEVELS = {"large": (0.8, 0.9, 1.0), "small": (0.6, 0.7, 0.8)}
 SWEEP = {"large": (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2, 1.4), "small": (0.2, 0.4, 0.6, 0.7, 0.8, 1.0)}
+COURSES: dict[str, dict[str, Any]] = {
+    "large": {"decay": 1.15, "decay_after": 14, "clip": 10.0},
+    "small": {"decay": 1.2, "decay_after": 10, "clip": 5.0},
+}
 
 
 def table5(size: str, level: float | None = None, phases: str | None = None) -> Recipe:
     """SGD, or S-SGD at that level in all epochs or in the marked phases."""
     phases = phases or PHASES[size][0]
-    large = size == "large"
     label = "sgd" if level is None else f"ssgd-{level:g}" + (f"/{phases}" if "-" in phases else "")
     return Recipe(
         name=f"table5/{size}/{label}",
@@ -29,9 +34,7 @@ def table5(size: str, level: float | None = None, phases: str | None = None) -> 
         law=LAW,
         phases=phases,
         lr=(1.0,),
-        decay=1.15 if large else 1.2,
-        decay_after=14 if large else 10,
-        clip=10.0 if large else 5.0,
+        **COURSES[size],
         momentum=0.0,
         weight_decay=0.0,
         batch=20,

@@ -121,7 +121,8 @@ def _of_tune(scale: str) -> list[Recipe]:
 
 
 def _of_beyond(scale: str) -> list[Recipe]:
-    return at(scale, [beyond.beyond(task, label) for task in beyond.LEVELS for label in beyond.LABELS])
+    stems = [beyond.stem(task) for task in beyond.FROM]
+    return at(scale, [*stems, *(beyond.beyond(task, label) for task in beyond.LEVELS for label in beyond.LABELS)])
 
 
 def _nets(scale: str) -> list[tuple[str, str]]:
@@ -185,6 +186,8 @@ _experiments = [
     Experiment("level", _own, "what is the paper's noise level?", _of_level),
     Experiment("price", _own, "what does a gain cost in passes?", _of_price),
     Experiment("tune", _own, "levels and rho on images held out, for price", _of_tune),
-    Experiment("beyond", _own, "words, speech, ten classes of ImageNet: at the same epochs and cost", _of_beyond),
+    Experiment(
+        "beyond", _own, "words, speech, ten classes of ImageNet: at the same epochs and cost", _of_beyond, stem="stem"
+    ),
 ]
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _experiments}

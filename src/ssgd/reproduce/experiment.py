@@ -30,5 +30,5 @@ class Experiment:
     recipes: Callable[[str], list[Recipe]]
     picture: Picture | None = None
     curves: bool = False  # a row needs the figures of every epoch
-    stem: str | None = None  # the recipe, by the last part of its name, at whose end the others begin
+    stem: str | None = None  # the last part of a name: where that recipe ends, those named like it before begin
     note: str | None = None  # what one has to know before running it

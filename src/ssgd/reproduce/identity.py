@@ -18,7 +18,7 @@ OF_NOISE = ("law", "perturb", "bn_stats", "per_rank")
 def identity(recipe: Recipe) -> str:
     """What decides the result but for seed and precision, which a recipe may leave to the machine."""
     schedule = recipe.schedule
-    phases = [asdict(_settled(phase)) for phase in schedule.phases]
+    phases = [asdict(phase) for phase in _joined([_settled(phase) for phase in schedule.phases])]
     aside = {*ASIDE, *IN_THE_SCHEDULE, *(() if any(map(_noisy, schedule.phases)) else OF_NOISE)}
     if any(phase.method == "dropconnect" for phase in schedule.phases):
         aside.discard("perturb")  # it says which layers
@@ -31,6 +31,17 @@ def _settled(phase: Phase) -> Phase:
     settings = registry.get(phase.method).settings
     default = settings[0].default if settings else None
     return replace(phase, level=phase.level if settings and phase.level is not None else default)
+
+
+def _joined(phases: list[Phase]) -> list[Phase]:
+    """Two phases that are one but for the cut between them; noise would be drawn anew there."""
+    found: list[Phase] = []
+    for phase in phases:
+        if found and replace(phase, epochs=found[-1].epochs) == found[-1] and not phase.period and not _noisy(phase):
+            found[-1] = replace(phase, epochs=found[-1].epochs + phase.epochs)
+        else:
+            found.append(phase)
+    return found
 
 
 def _noisy(phase: Phase) -> bool:

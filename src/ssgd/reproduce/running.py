@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..train.engine import compare
 from ..train.execution import Execution, settled
 from ..train.job import Job
 from ..train.recipe import Recipe
+from ..train.rundir import RunDir
 from ..train.terminal import explained, speaks
 from .branch import branch
 from .pictures import draw
@@ -46,7 +47,7 @@ def carry_out(
             row = {**ended["result"], "scale": plan.scale, "at_once": ended["at_once"]}
             results.append(plan.experiment.name, row)
 
-    for stem, recipes in _stages(plan, [run.recipe for run in chosen.values()]):
+    for stem, recipes in _stages(plan, [run.recipe for run in chosen.values()], execution):
         if on == "ray":
             from .on_ray import train_on_ray
 
@@ -79,15 +80,30 @@ def train_here(recipes: Sequence[Recipe], stem: Recipe | None, execution: Execut
             compare(ready, execution, told)
 
 
-def _stages(plan: Plan, recipes: list[Recipe]) -> list[tuple[Recipe | None, list[Recipe]]]:
-    """What can be trained together, with what it goes on from."""
-    label = plan.experiment.stem
-    stages: list[tuple[Recipe | None, list[Recipe]]] = [(None, recipes)]
-    if label is not None:
-        stem = next(recipe for recipe in plan.experiment.recipes(plan.scale) if recipe.name.endswith(f"/{label}"))
-        first = [recipe for recipe in recipes if recipe.name == stem.name]
-        stages = [(None, first), (stem, [recipe for recipe in recipes if recipe.name != stem.name])]
-    return [stage for stage in stages if stage[1]]
+def _stages(
+    plan: Plan, recipes: Sequence[Recipe], execution: Execution
+) -> Iterator[tuple[Recipe | None, list[Recipe]]]:
+    """What can be trained together, with what it goes on from; each to be trained before the next is asked for."""
+    stems = {recipe.name: recipe for recipe in plan.experiment.recipes(plan.scale)}
+    first: list[Recipe] = []
+    after: dict[str, list[Recipe]] = {}
+    for recipe in recipes:
+        stem = f"{recipe.name.rpartition('/')[0]}/{plan.experiment.stem}"
+        (after.setdefault(stem, []) if stem in stems and stem != recipe.name else first).append(recipe)
+    if first:
+        yield None, first
+    for stem, those in after.items():
+        here = those
+        if plan.experiment.picture is None:  # no need of one valley: without a stem, from the start
+            here = [recipe for recipe in those if _trained(replace(stems[stem], seeds=recipe.seeds), execution)]
+        if here:
+            yield stems[stem], here
+        if len(here) < len(those):
+            yield None, [recipe for recipe in those if recipe not in here]
+
+
+def _trained(recipe: Recipe, execution: Execution) -> bool:
+    return RunDir(execution.place(recipe, recipe.seeds[0])).checkpoints.load() is not None
 
 
 def _branched(recipe: Recipe, stem: Recipe | None, execution: Execution, over: Over) -> bool:
