@@ -373,7 +373,7 @@ def test_beyond_pairs_each_task_with_its_own_base():
         (images, "base (sgd)"),
         (images, "split (0.25, uniform)"),
     ]
-    assert [lines[words, method].passes for method in ("base (adam)", *noisy)] == [60, 120, 60, 60]
+    assert [lines[words, method].passes for method in ("base (adam)", *noisy)] == [45, 90, 45, 46]
     fewer, more = lines[words, noisy[1]].difference, lines[images, noisy[1]].difference
     assert (fewer.mean, fewer.gained, fewer.count) == (pytest.approx(-7 / 3), 2, 3)
     assert (more.mean, more.gained, more.count) == (pytest.approx(2.0), 2, 2)
@@ -398,6 +398,29 @@ def test_beyond_counts_a_seed_once_and_keeps_levels_apart():
         ("split (0.1, uniform)", 1),
     ]
     assert found[0].test.mean == pytest.approx(53 / 3)
+
+
+def test_beyond_pairs_runs_of_another_length_with_their_own_base():
+    """The longer base is of one seed, and comes first; the half is nearest to the base of its cost."""
+    longer = {"phases": "40-20"}
+    old = [run("beyond/an4/base", 1, longer, test_wer=30.0), run("beyond/an4/split", 1, longer, test_wer=29.0)]
+    question = beyond([*old, *BEYOND])
+    lines = {found.method: found for found in question.lines if found.protocol.startswith("an4")}
+    long, short = "split (0.25, uniform, 60 epochs)", "split (0.25, uniform, 45 epochs)"
+    assert {"base (adam, 60 epochs)", "base (adam, 45 epochs)", long, short} <= lines.keys()
+    assert lines[long].difference.mean == pytest.approx(-1.0)
+    assert lines[short].difference.mean == pytest.approx(-7 / 3)
+    assert lines["ssgd-half (0.5, uniform)"].difference.mean == pytest.approx(-1.0)
+    points = {series["name"]: series["points"] for series in question.charts[0]["series"]}
+    assert [point[:2] for point in points["an4"]] == [[0, 10.0], [1, 11.667], [2, 5.0]]  # those of most seeds
+
+
+def test_sgd_cut_in_two_is_table_5s():
+    """At one rate the cut means nothing to SGD; to S-SGD it does."""
+    cut = run("beyond/ptb-large/base", 1, test_perplexity=79.0)
+    assert matching([cut], cell("table5", "large, SGD", "test").wanted, "table5") == [cut]
+    noisy = run("table5/large/ssgd-0.9", 1, {"phases": "29S-26S"}, test_perplexity=77.0)
+    assert matching([noisy], cell("table5", "large, S-SGD (0.9)", "test").wanted, "table5") == []
 
 
 def test_beyond_without_rows_without_a_base_and_with_a_base_of_no_errors():

@@ -399,7 +399,10 @@ def test_a_branch_needs_a_stem_that_is_its_beginning(here):
 
 def test_stems_are_those_of_each_task_and_not_needed_where_nothing_is_drawn(here):
     """Task a has a stem for two seeds, of which one is trained; b has none."""
-    a, b = replace(tiny("a/stem"), name="test/a/stem", seeds=(0, 1)), replace(tiny(), name="test/b/base", weight_decay=0.0)
+    a, b = (
+        replace(tiny("a/stem"), name="test/a/stem", seeds=(0, 1)),
+        replace(tiny(), name="test/b/base", weight_decay=0.0),
+    )
     longer = replace(a, name="test/a/longer", phases="1-1")
     results, experiment = Results("results"), made_of(a, longer, b, stem="stem")
     assert carry_out(plan(experiment, "paper", results, seeds=[0]), here, results) == {}

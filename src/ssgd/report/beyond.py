@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 from .charts import Chart, chart, curve
 from .questions import Line, Question, by_variant, figures, passes
-from .runs import Run
+from .runs import Run, is_number
 from .statistics import paired, sample
 
 BASE = "base"
@@ -41,27 +43,36 @@ def beyond(runs: list[Run]) -> Question:
 
 
 def lines_of(task: str, metric: str, runs: list[Run]) -> Named:
-    """The base of a task and what is compared with it; a label at two levels has two lines."""
-    groups = [
-        (label, group) for label in (BASE, *OTHERS) for group in by_variant(r for r in runs if label_of(r) == label)
-    ]
-    base = next((figures(group, metric) for label, group in groups if label == BASE), {})
+    """The bases of a task and what is compared with them; a label at two levels or lengths has two lines."""
+    groups = {label: by_variant(run for run in runs if label_of(run) == label) for label in (BASE, *OTHERS)}
     found = []
-    for label, group in groups:
-        ours = figures(group, metric)
-        difference = paired(ours, base, metric in FALLING) if label != BASE else None
-        protocol = f"{task}, {FIGURES[metric]}"
-        line = Line(protocol, told(label, group[0]), passes(group[0]), sample(ours.values()), difference)
-        found.append((label, line))
+    for label, mine in groups.items():
+        lengths = {epochs(group[0]) for group in mine}
+        for group in mine:
+            base = None if label == BASE else min(groups[BASE], key=partial(apart, group), default=None)
+            ours = figures(group, metric)
+            difference = None if base is None else paired(ours, figures(base, metric), metric in FALLING)
+            name = told(label, group[0], len(lengths) > 1)
+            line = Line(f"{task}, {FIGURES[metric]}", name, passes(group[0]), sample(ours.values()), difference)
+            found.append((label, line))
     return found
 
 
+def apart(group: list[Run], base: list[Run]) -> float:
+    """A base is a measure at the same epochs, or at the same cost."""
+    pairs = [(of(group[0]), of(base[0])) for of in (epochs, passes)]
+    return min(abs(math.log((ours or 1.0) / (theirs or 1.0))) for ours, theirs in pairs)
+
+
 def gains(found: Named, metric: str) -> list[tuple[float, ...]]:
-    """In percent of the base's mean and upwards where better, so that all tasks share one axis."""
-    base = next((line.test.mean for label, line in found if label == BASE), 0.0)
-    unit = (-base if metric in FALLING else base) / 100
-    pairs = [(OTHERS.index(label), line.difference) for label, line in found if line.difference and unit]
-    return [(place, d.mean / unit, abs((d.high - d.low) / 2 / unit)) for place, d in pairs]
+    """In percent of the base's mean and upwards where better, so that all tasks share one axis.
+
+    Of a label's lines, the one of most seeds is drawn.
+    """
+    most = {label: line for label, line in sorted(found, key=lambda one: one[1].test.count)}
+    unit = (-most[BASE].test.mean if metric in FALLING else most[BASE].test.mean) / 100 if BASE in most else 0.0
+    pairs = [(OTHERS.index(label), line.difference) for label, line in most.items() if line.difference and unit]
+    return [(place, d.mean / unit, abs((d.high - d.low) / 2 / unit)) for place, d in sorted(pairs)]
 
 
 def drawing(series: list[dict[str, Any]]) -> Chart:
@@ -80,6 +91,12 @@ def label_of(run: Run) -> str:
     return run.experiment.split("/")[2]
 
 
-def told(label: str, run: Run) -> str:
-    inside = run.field("optimizer") if run.level is None else f"{run.level:g}, {run.law}"
-    return f"{label} ({inside})"
+def epochs(run: Run) -> float | None:
+    found = run.field("epochs")
+    return float(found) if is_number(found) and found > 0 else None
+
+
+def told(label: str, run: Run, length: bool) -> str:
+    inside = [run.field("optimizer")] if run.level is None else [f"{run.level:g}", str(run.law)]
+    inside += [f"{epochs(run) or 0:g} epochs"] if length else []
+    return f"{label} ({', '.join(map(str, inside))})"

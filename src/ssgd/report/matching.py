@@ -56,7 +56,8 @@ def matching(runs: Iterable[Run], wanted: Wanted, part: str) -> list[Run]:
     are as many and marked alike.
     """
     fits = [run for run in runs if run.recipe and _fits(run, wanted, ("phases",))]
-    whole = [run for run in fits if whole_phases(run.phases) == whole_phases(wanted["phases"])]
+    course = joined_phases(wanted["phases"], wanted)
+    whole = [run for run in fits if joined_phases(run.phases, wanted) == course]
     short = [
         run
         for run in fits
@@ -88,6 +89,13 @@ def whole_phases(phases: str) -> str:
     return (
         "-".join(part.removesuffix("S") for part in parts) if all(p.endswith("S") for p in parts) else "-".join(parts)
     )
+
+
+def joined_phases(phases: str, wanted: Wanted) -> str:
+    """Of plain SGD at one rate, ``29-26`` is ``55``; noise would be drawn anew at the cut."""
+    parts = whole_phases(phases).split("-")
+    plain = wanted["method"] == "sgd" and len(wanted["lr"]) == 1 and all(part.isdigit() for part in parts)
+    return str(sum(map(int, parts))) if plain else "-".join(parts)
 
 
 def marks(phases: str) -> str:

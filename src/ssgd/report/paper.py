@@ -38,7 +38,7 @@ SPEECH: Wanted = {
 }
 PLACES: dict[str, Wanted] = {  # of speech
     "WSJ": {**SPEECH, "data": "wsj", "phases": "50-15", "batch": 32},
-    "AN4": {**SPEECH, "data": "an4", "phases": "40-20", "batch": 16},
+    "AN4": {**SPEECH, "data": "an4", "phases": "30-15", "batch": 16},
     "digits": {**SPEECH, "data": "connected-digits", "phases": "24-12", "batch": 16},
 }
 WORDS: Wanted = {
