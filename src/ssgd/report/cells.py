@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .matching import Wanted, matching, whole_phases
+from .matching import Wanted, joined_phases, matching
 from .runs import Run
 from .statistics import Sample, sample
 
@@ -74,7 +74,8 @@ def values(cell: Cell, part: str, runs: list[Run]) -> tuple[dict[int, float], bo
     if cell.wanted is None:
         return {}, False
     found = {r.seed: r for r in matching(runs, cell.wanted, part) if r.metric(cell.metric) is not None}
-    small = any(whole_phases(run.phases) != whole_phases(cell.wanted["phases"]) for run in found.values())
+    course = joined_phases(cell.wanted["phases"], cell.wanted)
+    small = any(joined_phases(run.phases, cell.wanted) != course for run in found.values())
     return {seed: value for seed, run in found.items() if (value := run.metric(cell.metric)) is not None}, small
 
 
