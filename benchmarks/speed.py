@@ -134,14 +134,14 @@ def prepare(cases: Sequence[Case], words: Sequence[str]) -> None:
 class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
+        self.recipe = settled(Recipe(phases="1000", lr=(0.1,)), "cuda")
+        set_up(self.recipe, Execution())  # before the data, as the engine does
         generator = torch.Generator().manual_seed(0)
         images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, generator=generator)
         labels = torch.randint(0, 100, (50_000,), generator=generator)
         self.source = DeviceImages(
             ImageSet("random", images, labels, images[:1000], labels[:1000], 100), DEVICE, torch.bfloat16
         )
-        self.recipe = settled(Recipe(phases="1000", lr=(0.1,)), "cuda")
-        set_up(self.recipe, Execution())
         self.ready: dict[tuple[Case, int], Run] = {}
 
     def run(self, case: Case, copy: int = 0) -> Run:

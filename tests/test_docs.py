@@ -20,6 +20,7 @@ from torch.optim import SGD
 from ssgd import SSGD
 from ssgd.cli.main import COMMANDS
 from ssgd.methods import METHODS
+from ssgd.recipes import get
 from ssgd.train import Execution, Recipe
 
 ROOT = Path(__file__).parent.parent
@@ -224,13 +225,64 @@ def test_figures_are_those_of_the_results(page):
         pytest.skip(f"{', '.join(sorted(set(missing)))} is not there to compare with")
 
 
-def test_the_table_of_speech_is_that_of_its_rows():
+def beyond(task, label):
+    """Those of the recipe as it is today."""
     rows = [json.loads(line) for line in (ROOT / "results" / "beyond.jsonl").read_text().splitlines()]
-    page = (ROOT / "docs" / "speech.md").read_text()
-    for name, label in (("base", "Adam"), ("split", "`split` around Adam")):
-        mine = [row for row in rows if row["experiment"] == f"beyond/an4/{name}"]
-        figures = " | ".join(f"{mean(row[key] for row in mine):.2f}" for key in ("test_wer", "test_cer"))
-        assert f"| {label} | {len(mine)} | {figures} |" in page
+    phases = get(f"beyond/{task}/{label}").phases
+    return [row for row in rows if row["experiment"] == f"beyond/{task}/{label}" and row["phases"] == phases]
+
+
+def spoken(rows, metric):
+    values = [row[metric] for row in rows]
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def gain(rows, base, metric):
+    theirs = {row["seed"]: row[metric] for row in base}
+    values = [row[metric] - theirs[row["seed"]] for row in rows]
+    return f"{mean(values):+.2f} ± {stdev(values):.2f}".replace("-", "−")
+
+
+@pytest.mark.parametrize(
+    ("page", "task", "told"),
+    [
+        ("speech.md", "an4", ("AN4", "test_wer", "test_cer")),
+        ("speech.md", "connected-digits", ("connected digits", "test_wer", "test_cer")),
+        ("data.md", "tiny-imagenet10", ("tiny-imagenet10", "test_accuracy", "test_top5_accuracy")),
+    ],
+)
+def test_tables_of_beyond_are_those_of_their_rows(page, task, told):
+    name, *metrics = told
+    text = (ROOT / "docs" / page).read_text()
+    lines = text[text.index(f"| {name} | passes |") :].splitlines()[2:6]
+    base = beyond(task, "base")
+    for label, line in zip(("base", "ssgd", "split", "ssgd-half"), lines, strict=True):
+        rows = beyond(task, label)
+        figures = " | ".join(spoken(rows, metric) for metric in metrics)
+        difference = "" if label == "base" else f"{gain(rows, base, metrics[0])} "
+        cost = f"{rows[0]['epochs']} epochs | {rows[0]['passes']:g} | {len(rows)}"
+        assert line.endswith(f", {cost} | {figures} | {difference}|"), line
+
+
+def test_the_table_of_words_is_that_of_its_rows():
+    text = (ROOT / "docs" / "language.md").read_text()
+    for label, name in (("base", "SGD"), ("ssgd", "SGD(29)+S-SGD(26)")):
+        rows = beyond("ptb-large", label)
+        figures = " | ".join(spoken(rows, metric) for metric in ("test_perplexity", "valid_perplexity"))
+        assert f"| {name} | {rows[0]['passes']:g} | {len(rows)} | {figures} |" in text
+
+
+def test_the_readmes_table_beyond_cifar_is_that_of_its_rows():
+    text = (ROOT / "README.md").read_text()
+    whole = ("base", "ssgd", "split", "ssgd-half")
+    for task, name, metric, labels in (
+        ("ptb-large", "Penn Treebank", "test_perplexity", whole[:2]),
+        ("an4", "AN4", "test_wer", whole),
+        ("tiny-imagenet10", "ten classes", "test_accuracy", whole),
+    ):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {name}")]
+        figures = " | ".join(spoken(beyond(task, label), metric) for label in labels)
+        assert f" | {figures} |" in line
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "method.md"], ids=lambda page: page.name)

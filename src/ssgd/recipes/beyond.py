@@ -25,6 +25,7 @@ LEVELS = {  # of ssgd and of split
     "connected-digits": (0.5, 0.25),
     "tiny-imagenet10": (IMAGENET_LEVEL, IMAGENET_LEVEL),
 }
+SEEDS = {"ptb-large": (1,), "an4": (1, 2, 3, 4, 5)}
 FROM = {"ptb-large": 29, "ptb-small": 30}  # epochs
 
 
@@ -35,7 +36,7 @@ def stem(task: str) -> Recipe:
 
 def beyond(task: str, label: str) -> Recipe:
     """Seeds that no tuning has seen."""
-    recipe = replace(_base(task), name=f"beyond/{task}/{label}", seeds=(1,) if task == "ptb-large" else (1, 2, 3))
+    recipe = replace(_base(task), name=f"beyond/{task}/{label}", seeds=SEEDS.get(task, (1, 2, 3)))
     both, split = LEVELS[task]
     if label != "base":
         recipe = replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -21,3 +22,16 @@ def compiled_for(device: torch.device, function: Callable[..., Result]) -> Calla
     elif device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
         options["triton.enable_pdl"] = True
     return torch.compile(function, dynamic=False, options=options)
+
+
+def start_compilers() -> None:
+    """Start the processes in which torch compiles, to be called while there is other work to do.
+
+    They take seconds, and torch begins with them at its first kernel only, compiling one kernel after the other itself
+    until they are there.
+    """
+    with suppress(ImportError, AttributeError):  # torch's own business, which may go by another name
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.warm_pool()
+        AsyncCompile.use_process_pool()  # type: ignore[no-untyped-call]

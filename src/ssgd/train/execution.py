@@ -11,6 +11,7 @@ import torch
 from ..core.checks import check_choice, check_count
 from ..methods import registry
 from ..models.registry import MODELS
+from .compilation import start_compilers
 from .recipe import Recipe
 
 
@@ -88,9 +89,12 @@ def set_up(recipe: Recipe, execution: Execution, *beside: Recipe) -> None:
     tf32 = recipe.precision != "fp32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
-    kinds = {MODELS[one.model].kind for one in (recipe, *beside) if one.model in MODELS}
+    models = (MODELS.get(one.model) for one in (recipe, *beside))
+    kinds = {"images" if model is None else model.kind for model in models}  # a user's own are for images
     # every batch of speech has a length of its own
     torch.backends.cudnn.benchmark = not execution.deterministic and "speech" not in kinds
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(execution.deterministic)
+    if execution.kind == "cuda" and execution.compile is not False and "images" in kinds:
+        start_compilers()
