@@ -21,7 +21,12 @@ function drawIn(plot, chart, box) {
   drawAxes(svg, chart, x, y, box);
   const [width, height] = [box.width - LEFT - RIGHT + 12, box.height - TOP - BOTTOM + 12]; // room for marks at the edge
   const inside = element("svg", { x: LEFT - 6, y: TOP - 6, width, height, viewBox: `${LEFT - 6} ${TOP - 6} ${width} ${height}` });
-  for (const series of chart.series) inside.append(drawSeries(series, x, y));
+  chart.series.forEach((series, i) => {
+    const drawn = drawSeries(series, x, y);
+    const aside = chart.scale === "names" && series.loose ? 14 * (i - (chart.series.length - 1) / 2) : 0; // not on each other
+    if (aside) drawn.setAttribute("transform", `translate(${aside} 0)`);
+    inside.append(drawn);
+  });
   svg.append(inside);
   if (chart.missing) text(svg, box.width - RIGHT - 8, box.height - BOTTOM - 12, chart.missing, { "text-anchor": "end", class: "empty" });
   const cross = element("line", { class: "cross", y1: TOP, y2: box.height - BOTTOM });

@@ -23,12 +23,16 @@ POINTS = 241  # of a density's curve
 
 def charts_of(part: Part, outcomes: Sequence[Outcome], runs: list[Run], measured: Measured, t: Any) -> list[Chart]:
     """The charts of a figure, and none for a table."""
+    also: list[Chart] = []
     if part.name == "fig2":
         drawn = line_chart(part, measured)
     elif part.name == "fig4":
         drawn = convergence(part, runs, t["fig4_convergence"]["curves"])
     elif part.name == "fig6":
         drawn = chart(part.name, part.x, part.y, learning_curves(part, runs, "valid_cer"))
+        losses = learning_curves(part, runs, "loss")
+        losses = [{**one, "points": [point[:2] for point in one["points"]]} for one in losses]  # a log of mean − sd?
+        also = [chart("fig6-loss", part.x, "training loss", losses, logarithmic=True)] if losses else []
     elif part.name in SPECTRA:
         drawn = density_chart(part, chosen_spectra(part.name, measured))
     elif part.x:
@@ -38,7 +42,7 @@ def charts_of(part: Part, outcomes: Sequence[Outcome], runs: list[Run], measured
     if all(series["paper"] for series in drawn["series"]):
         lacking = "our line is not computed yet" if part.name == "fig2" else "our runs kept no curve"
         drawn["missing"] = lacking if any(o.sample for o in outcomes) else NOT_RUN
-    return [drawn]
+    return [drawn, *also]
 
 
 def chart(name: str, x: str, y: str, series: list[dict[str, Any]], **more: Any) -> Chart:

@@ -286,9 +286,12 @@ def fig6() -> Part:
             cell = Cell(method, column, None, None, wanted, "test_cer", base=base)
             base = base or cell
             cells.append(cell)
-    about = "Error of the 12x190 SGCN after each epoch, Adam and S-SGD Adam."
+    about = (
+        "Characters that the 12x190 SGCN gets wrong in the validation part, and the training loss, after each epoch, "
+        "Adam and S-SGD Adam. In the table: the test part, after the last."
+    )
     note = "The paper's curves are not in its source."
-    return Part("fig6", "Figure 6", about, tuple(cells), "epoch", "error rate, %", note=note)
+    return Part("fig6", "Figure 6", about, tuple(cells), "epoch", "CER, validation, %", note=note)
 
 
 def fig7(t: dict[str, Any]) -> Part:
