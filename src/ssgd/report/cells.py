@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import mean
 
 from .matching import Wanted, joined_phases, matching
 from .runs import Run
@@ -63,10 +64,17 @@ def outcome(cell: Cell, part: str, runs: list[Run]) -> Outcome:
     based, shortened = values(cell.base, part, runs) if cell.base else ({}, False)
     found = sample(ours.values()) if ours else None
     alike = shortened == small  # a whole run gains nothing over a short one
-    base = sample(based.values()) if based and alike else None
-    gain = found.mean - base.mean if found and base else None
-    said = UNDECIDED if small and cell.paper is not None else verdict(cell, found, base)
+    gain = gain_over(based, ours) if ours and based and alike else None
+    said = UNDECIDED if small and cell.paper is not None else verdict(cell, found, gain)
     return Outcome(cell, ours, found, small, said, gain)
+
+
+def gain_over(base: Mapping[int, float], ours: Mapping[int, float]) -> float:
+    """Seed by seed where they have seeds in common, else from mean to mean."""
+    common = base.keys() & ours.keys()
+    if common:
+        return mean(ours[seed] - base[seed] for seed in common)
+    return mean(ours.values()) - mean(base.values())
 
 
 def values(cell: Cell, part: str, runs: list[Run]) -> tuple[dict[int, float], bool]:
@@ -79,7 +87,7 @@ def values(cell: Cell, part: str, runs: list[Run]) -> tuple[dict[int, float], bo
     return {seed: value for seed, run in found.items() if (value := run.metric(cell.metric)) is not None}, small
 
 
-def verdict(cell: Cell, ours: Sample | None, base: Sample | None) -> str:
+def verdict(cell: Cell, ours: Sample | None, gain: float | None) -> str:
     """The rule that the page states, in ``RULE``."""
     if ours is None:
         return NOT_RUN
@@ -90,9 +98,9 @@ def verdict(cell: Cell, ours: Sample | None, base: Sample | None) -> str:
     near = abs(ours.mean - cell.paper) <= reach + 1e-9
     if cell.gain is None:
         return REPRODUCED if near else NOT_REPRODUCED
-    if base is None:
+    if gain is None:
         return UNDECIDED if near else NOT_REPRODUCED
-    alike = (ours.mean - base.mean) * cell.gain > 0 or cell.gain == 0
+    alike = gain * cell.gain > 0 or cell.gain == 0
     return REPRODUCED if near and alike else NOT_REPRODUCED
 
 
