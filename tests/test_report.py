@@ -392,7 +392,7 @@ def test_beyond_pairs_each_task_with_its_own_base():
 
 def test_beyond_draws_what_is_better_upwards():
     (drawn,) = beyond(BEYOND).charts
-    assert drawn["names"] == ["ssgd", "split", "ssgd-half"]
+    assert drawn["names"] == ["ssgd", "split", "ssgd-half", "one-sided"]
     points = {series["name"]: series["points"] for series in drawn["series"]}
     assert [point[:2] for point in points["an4"]] == [[0, 10.0], [1, 11.667], [2, 5.0]]
     assert [len(point) for point in points["an4"]] == [2, 3, 2]  # one seed has no interval

@@ -1,9 +1,10 @@
 """Beyond CIFAR: words, speech and ten classes of ImageNet, at the same epochs and at the same cost.
 
 ``base`` is SGD or Adam alone. ``ssgd`` takes both signs in as many epochs, at twice the cost; ``ssgd-half`` in half the
-epochs, at the same cost; ``split`` takes a sign a half in as many epochs, at the same cost. Of words the epochs are
-those after the first ``FROM``, which are SGD's for all, as in the paper's SGD(29)+S-SGD(26): ``stem`` is trained once,
-and the others go on from it.
+epochs, at the same cost; ``split`` takes a sign a half in as many epochs, at the same cost, and ``one-sided`` the same
+noise with one sign for all, which says what the pair is good for. Of words the epochs are those after the first
+``FROM``, which are SGD's for all, as in the paper's SGD(29)+S-SGD(26): ``stem`` is trained once, and the others go on
+from it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from .table3 import tiny_imagenet10
 from .table4 import table4
 from .table5 import table5
 
-LABELS = ("base", "ssgd", "split", "ssgd-half")
-LEVELS = {  # of ssgd and of split
+LABELS = ("base", "ssgd", "split", "ssgd-half", "one-sided")
+LEVELS = {  # of ssgd and of split; one-sided has split's
     "ptb-large": (0.9, 0.5),
     "ptb-small": (0.7, 0.4),
     "an4": (0.5, 0.25),
@@ -39,9 +40,8 @@ def beyond(task: str, label: str) -> Recipe:
     recipe = replace(_base(task), name=f"beyond/{task}/{label}", seeds=SEEDS.get(task, (1, 2, 3)))
     both, split = LEVELS[task]
     if label != "base":
-        recipe = replace(
-            recipe, method="split" if label == "split" else "ssgd", level=split if label == "split" else both
-        )
+        method, level = {"split": ("split", split), "one-sided": ("smoothout", split)}.get(label, ("ssgd", both))
+        recipe = replace(recipe, method=method, level=level)
     if task in FROM:
         return replace(recipe, phases=_after_stem(task, label, int(recipe.phases)))
     return _in_half(recipe) if label == "ssgd-half" else recipe
