@@ -26,6 +26,9 @@ def test_compilers_are_started_where_something_will_be_compiled(names, kind, com
     first, *others = map(get, names)
     set_up(first, Execution(compile=compile), *others)
     assert len(calls) == started
+    monkeypatch.setenv("WORLD_SIZE", "4")  # where nothing is compiled unless asked for
+    set_up(first, Execution(compile=compile), *others)
+    assert len(calls) == started + (compile is True)
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ LAWS = ("sphere", "uniform")
 
 def level(law: str, a: float) -> Recipe:
     """ResNet20 on CIFAR-100, S-SGD at level ``a`` of that law."""
-    return replace(fig3(a), name=f"level/{law}/{a:g}", law=law, seeds=(0, 1, 2))
+    return replace(fig3(a), name=f"level/{law}/{a:g}", law=law, evaluate_every=5, seeds=(0, 1, 2))
 
 
 def sgd() -> Recipe:
     """Level 0."""
-    return replace(level_0(), name="level/sgd", seeds=(0, 1, 2))
+    return replace(level_0(), name="level/sgd", evaluate_every=5, seeds=(0, 1, 2))

@@ -45,5 +45,5 @@ def tune(data: str, model: str, label: str, level: float | None = None) -> Recip
 
 
 def _with(data: str, model: str, label: str, method: str, level: float | None) -> Recipe:
-    recipe = replace(cifar(data, model), method=method, level=level, seeds=(1, 2, 3, 4, 5))
+    recipe = replace(cifar(data, model), method=method, level=level, evaluate_every=5, seeds=(1, 2, 3, 4, 5))
     return replace(recipe, phases=MIX) if label.startswith(MIX) else recipe

@@ -96,5 +96,6 @@ def set_up(recipe: Recipe, execution: Execution, *beside: Recipe) -> None:
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(execution.deterministic)
-    if execution.kind == "cuda" and execution.compile is not False and "images" in kinds:
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if execution.kind == "cuda" and "images" in kinds and (alone if execution.compile is None else execution.compile):
         start_compilers()
