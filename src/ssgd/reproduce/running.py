@@ -93,13 +93,9 @@ def _stages(
     if first:
         yield None, first
     for stem, those in after.items():
-        here = those
-        if plan.experiment.picture is None:  # no need of one valley: without a stem, from the start
-            here = [recipe for recipe in those if _trained(replace(stems[stem], seeds=recipe.seeds), execution)]
-        if here:
-            yield stems[stem], here
-        if len(here) < len(those):
-            yield None, [recipe for recipe in those if recipe not in here]
+        begun = all(_trained(replace(stems[stem], seeds=recipe.seeds), execution) for recipe in those)
+        needed = plan.experiment.picture is not None  # of solutions in one valley; others may begin at the start
+        yield stems[stem] if begun or needed else None, those
 
 
 def _trained(recipe: Recipe, execution: Execution) -> bool:
