@@ -74,7 +74,7 @@ def test_arrow_keys_show_the_values(browser, page):
 
 def test_every_task_beyond_cifar_has_a_mark_at_each_method(browser, made_up):
     browser.open(made_up)
-    assert browser.ask("document.querySelectorAll('#beyond .plot .ours .mark').length") == 3 * 3 + 3  # and the legend
+    assert browser.ask("document.querySelectorAll('#beyond .plot .ours .mark').length") == 3 * 4 + 3  # and the legend
     browser.ask("document.querySelector('#beyond .plot svg').focus()")
     browser.key("Home")
     browser.key("ArrowRight")
