@@ -421,7 +421,7 @@ def test_every_recipe_of_an_experiment_can_be_trained_by_name():
 @pytest.mark.parametrize("task", beyond.LEVELS)
 def test_beyond_compares_at_the_same_epochs_and_at_the_same_cost(task):
     base, ssgd, split, half, one_sided = (beyond.beyond(task, label).schedule for label in beyond.LABELS)
-    shared = beyond.FROM.get(task, 0)
+    shared = beyond.STEM_EPOCHS.get(task, 0)
     assert (split.epochs, split.passes) == (base.epochs, base.passes) == (one_sided.epochs, one_sided.passes)
     assert one_sided.phases[-1].level == split.phases[-1].level
     assert (ssgd.epochs, ssgd.passes) == (base.epochs, 2 * base.passes - shared)

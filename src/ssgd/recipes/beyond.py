@@ -3,8 +3,8 @@
 ``base`` is SGD or Adam alone. ``ssgd`` takes both signs in as many epochs, at twice the cost; ``ssgd-half`` in half the
 epochs, at the same cost; ``split`` takes a sign a half in as many epochs, at the same cost, and ``one-sided`` the same
 noise with one sign for all, which says what the pair is good for. Of words the epochs are those after the first
-``FROM``, which are SGD's for all, as in the paper's SGD(29)+S-SGD(26): ``stem`` is trained once, and the others go on
-from it.
+``STEM_EPOCHS``, which are SGD's for all, as in the paper's SGD(29)+S-SGD(26): ``stem`` is trained once, and the others
+go on from it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LEVELS = {  # of ssgd and of split; one-sided has split's
     "tiny-imagenet10": (IMAGENET_LEVEL, IMAGENET_LEVEL),
 }
 SEEDS = {"ptb-large": (1,), "an4": (1, 2, 3, 4, 5)}
-FROM = {"ptb-large": 29, "ptb-small": 30}  # epochs
+STEM_EPOCHS = {"ptb-large": 29, "ptb-small": 30}
 
 
 def stem(task: str) -> Recipe:
     """Where the others of a task begin."""
-    return replace(beyond(task, "base"), name=f"beyond/{task}/stem", phases=str(FROM[task]))
+    return replace(beyond(task, "base"), name=f"beyond/{task}/stem", phases=str(STEM_EPOCHS[task]))
 
 
 def beyond(task: str, label: str) -> Recipe:
@@ -42,7 +42,7 @@ def beyond(task: str, label: str) -> Recipe:
     if label != "base":
         method, level = {"split": ("split", split), "one-sided": ("smoothout", split)}.get(label, ("ssgd", both))
         recipe = replace(recipe, method=method, level=level)
-    if task in FROM:
+    if task in STEM_EPOCHS:
         return replace(recipe, phases=_after_stem(task, label, int(recipe.phases)))
     return _in_half(recipe) if label == "ssgd-half" else recipe
 
@@ -55,8 +55,8 @@ def _base(task: str) -> Recipe:
 
 def _after_stem(task: str, label: str, epochs: int) -> str:
     """The rate goes down from epoch to epoch as it did: half the epochs end at a higher one."""
-    rest = epochs - FROM[task]
-    return f"{FROM[task]}-{rest // 2 if label == 'ssgd-half' else rest}{'' if label == 'base' else 'S'}"
+    rest = epochs - STEM_EPOCHS[task]
+    return f"{STEM_EPOCHS[task]}-{rest // 2 if label == 'ssgd-half' else rest}{'' if label == 'base' else 'S'}"
 
 
 def _in_half(recipe: Recipe) -> Recipe:

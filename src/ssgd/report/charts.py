@@ -31,7 +31,8 @@ def charts_of(part: Part, outcomes: Sequence[Outcome], runs: list[Run], measured
     elif part.name == "fig6":
         drawn = chart(part.name, part.x, part.y, learning_curves(part, runs, "valid_cer"))
         losses = learning_curves(part, runs, "loss")
-        losses = [{**one, "points": [point[:2] for point in one["points"]]} for one in losses]  # a log of mean − sd?
+        # without spreads: mean − sd can be below 0, where there is no logarithm
+        losses = [{**one, "points": [point[:2] for point in one["points"]]} for one in losses]
         also = [chart("fig6-loss", part.x, "training loss", losses, logarithmic=True)] if losses else []
     elif part.name in SPECTRA:
         drawn = density_chart(part, chosen_spectra(part.name, measured))

@@ -121,7 +121,7 @@ def _of_tune(scale: str) -> list[Recipe]:
 
 
 def _of_beyond(scale: str) -> list[Recipe]:
-    stems = [beyond.stem(task) for task in beyond.FROM]
+    stems = [beyond.stem(task) for task in beyond.STEM_EPOCHS]
     return at(scale, [*stems, *(beyond.beyond(task, label) for task in beyond.LEVELS for label in beyond.LABELS)])
 
 

@@ -93,7 +93,7 @@ def _stages(
     if first:
         yield None, first
     for stem, those in after.items():
-        begun = all(_trained(replace(stems[stem], seeds=recipe.seeds), execution) for recipe in those)
+        begun = all(_trained(replace(stems[stem], seeds=seeds), execution) for seeds in {one.seeds for one in those})
         needed = plan.experiment.picture is not None  # of solutions in one valley; others may begin at the start
         yield stems[stem] if begun or needed else None, those
 
