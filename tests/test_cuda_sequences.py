@@ -12,13 +12,15 @@ import torch
 
 from ssgd.data import load
 from ssgd.data.resize import cut
+from ssgd.data.speech.ctc import ctc_loss
 from ssgd.models import build
 from ssgd.recipes import get
 from ssgd.train import Execution, train
 from ssgd.train.distributed import Ranks
 from ssgd.train.execution import set_up
-from ssgd.train.graphs import GraphStep
+from ssgd.train.graphs import GraphSteps
 from ssgd.train.job import Sources
+from ssgd.train.recipe import Recipe
 from ssgd.train.run import Run
 
 try:
@@ -29,6 +31,7 @@ except ImportError:  # then the last lines run the tests
     pass
 
 WORDS = replace(get("words"), phases="1-1", train_limit=3000)
+UTTERANCES = replace(get("utterances"), phases="1-1")
 
 
 def test_a_language_models_step_is_one_graph_and_the_eager_step() -> None:
@@ -42,23 +45,56 @@ def test_a_language_models_step_is_one_graph_and_the_eager_step() -> None:
                 if run.epoch_is_over:
                     run.finish_epoch()
         torch.cuda.synchronize()
-        assert isinstance(graph._step, GraphStep), said
+        assert isinstance(graph._step, GraphSteps), said
         assert graph.history[0]["test_perplexity"] < 30
         for a, b in zip(everything(eager), everything(graph), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_speech_hears_on_the_gpu_what_it_hears_on_the_cpu() -> None:
-    """There frames are added at the end of a batch, which change nothing that counts."""
+    """Whatever frames are added at the end of a batch."""
     data = load("fake-speech", device="cpu", dtype=torch.float32)
     net = build("sgcn-small", data.classes, data.channels).eval()
     x, lengths, _, _ = data.epoch(0, 0).batch(0, 8)
     with torch.no_grad():
         expected, frames = net(x, lengths)
-        found, same_frames = net.cuda()(x.cuda(), lengths.cuda())
+        found, same_frames = net.cuda()(torch.nn.functional.pad(x, (0, 40)).cuda(), lengths.cuda())
     assert same_frames.tolist() == frames.tolist() and len(found) >= len(expected)
     for i, count in enumerate(frames.tolist()):
         torch.testing.assert_close(found[:count, i].cpu(), expected[:count, i], rtol=1e-2, atol=1e-2)
+
+
+def test_ctc_is_torchs() -> None:
+    draws = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(200, 16, 29, generator=draws)
+    targets = torch.randint(1, 29, (16, 64), generator=draws)
+    frames, lengths = torch.randint(100, 201, (16,), generator=draws), torch.randint(0, 65, (16,), generator=draws)
+    found = []
+    for device, dtype in (("cuda", torch.float32), ("cuda", torch.float32), ("cpu", torch.float64)):
+        x = logits.to(device, dtype).requires_grad_()
+        loss = ctc_loss(x.log_softmax(2), *(t.to(device) for t in (frames, targets, lengths)))
+        found.append((loss.item(), *torch.autograd.grad(loss, x)))
+    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
+    assert abs(found[0][0] - found[2][0]) < 1e-4 * found[2][0]
+    torch.testing.assert_close(found[0][1].cpu().double(), found[2][1], rtol=1e-3, atol=1e-5)
+
+
+def test_steps_of_speech_are_graphs_one_a_shape_and_the_eager_steps() -> None:
+    """And the same bits every time."""
+    for method in ("sgd", "ssgd", "split"):
+        said: list[str] = []
+        runs = [a_run(method, captured, said, UTTERANCES) for captured in (False, True, True)]
+        for _ in range(runs[0].steps + 2):
+            for run in runs:
+                run.step()
+                if run.epoch_is_over:
+                    run.finish_epoch()
+        torch.cuda.synchronize()
+        eager, graph, again = runs
+        assert isinstance(graph._step, GraphSteps) and len(graph._step._graphs) > 1, said
+        for a, b, c in zip(everything(eager), everything(graph), everything(again), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+            assert torch.equal(b, c)
 
 
 def test_speech_is_learned() -> None:
@@ -79,8 +115,8 @@ def test_images_are_cut_as_on_the_cpu() -> None:
         assert torch.equal(found.cpu(), cut(images, parts, flips, size))
 
 
-def a_run(method: str, captured: bool, said: list[str]) -> Run:
-    recipe = replace(WORDS, method=method, level=None if method == "sgd" else 0.2)
+def a_run(method: str, captured: bool, said: list[str], recipe: Recipe = WORDS) -> Run:
+    recipe = replace(recipe, method=method, level=None if method == "sgd" else 0.2)
     execution = Execution(progress=False)
     set_up(recipe, execution)
     device = torch.device("cuda", 0)

@@ -41,8 +41,6 @@ class SGCN(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (T', B, classes) of features (B, F, T), and how many frames each utterance has left."""
-        if x.is_cuda:  # or cuDNN would look for its fastest algorithm anew at every length
-            x = F.pad(x, (0, -x.shape[2] % 32))
         lengths = _halved(lengths)
         inside = torch.arange(_halved(x.shape[2]), device=x.device) < lengths[:, None]  # (B, T')
         y = F.relu(self.front1(x[:, None])) * inside[:, None, None]

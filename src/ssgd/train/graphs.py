@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ WARM_UP = 3  # torch asks for some steps on the stream before capture; compilati
 class GraphStep:
     """``step`` captured once, replayed for every batch of the same shape. Weights and optimizer stay as they were."""
 
-    def __init__(self, step: Step, net: nn.Module, batch: tuple[Tensor, ...]) -> None:
+    def __init__(self, step: Step, net: nn.Module, batch: tuple[Tensor, ...], pool: Any = None) -> None:
         self.step = step
         self.batch = [tensor.clone() for tensor in batch]
         self.graph = torch.cuda.CUDAGraph()
@@ -28,7 +29,8 @@ class GraphStep:
             torch.cuda.current_stream().synchronize()
             if isinstance(step.opt, Noisy):
                 step.opt.register_graph(self.graph)
-            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            stream = torch.cuda.current_stream()
+            with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"):
                 step(*self.batch)
 
     def __call__(self, *batch: Tensor) -> None:
@@ -37,6 +39,26 @@ class GraphStep:
         if isinstance(self.step.opt, Noisy):
             self.step.opt.before_replay()
         self.graph.replay()
+
+
+class GraphSteps:
+    """A GraphStep for each shape that batches come in, in memory that they share: only one is at work at a time."""
+
+    def __init__(self, step: Step, net: nn.Module) -> None:
+        self.step, self.net = step, net
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[tuple[torch.Size, ...], GraphStep] = {}
+
+    def capture(self, batch: tuple[Tensor, ...]) -> bool:
+        """To be called before a step: captures what is missing, which draws random numbers, and says whether it did."""
+        shapes = _shapes(batch)
+        if shapes in self._graphs:
+            return False
+        self._graphs[shapes] = GraphStep(self.step, self.net, batch, self._pool)
+        return True
+
+    def __call__(self, *batch: Tensor) -> None:
+        self._graphs[_shapes(batch)](*batch)
 
 
 class GraphOf:
@@ -52,6 +74,10 @@ class GraphOf:
     def __call__(self) -> Tensor:
         self.graph.replay()
         return self.out
+
+
+def _shapes(batch: tuple[Tensor, ...]) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in batch)
 
 
 @contextmanager

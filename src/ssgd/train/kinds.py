@@ -22,7 +22,7 @@ class Kind(Protocol):
     """What a kind offers: the module itself, or what its ``of(source)`` gives."""
 
     COMPILES: bool  # whether torch.compile may have the objective
-    CAPTURES: bool  # whether all batches have one shape
+    CAPTURES: bool  # whether batches come in one shape or a few, and a CUDA graph can hold a step
     INPUTS: int  # of a batch's tensors, how many go into the net
     EVERY_EPOCH: tuple[str, ...]  # the parts of the data that are evaluated after each epoch
     AT_THE_END: tuple[str, ...]  # and those for the result

@@ -32,7 +32,7 @@ from ..optimizer import SSGD
 from .compilation import compiled_for
 from .convolutions import use_fast_convolutions
 from .distributed import Ranks, in_step, load_whole_state, of_each_rank, same_buffers, total, whole_state, wrap
-from .graphs import GraphOf, GraphStep, unchanged
+from .graphs import GraphOf, GraphSteps, unchanged
 from .kinds import kind_of
 from .pair import PairStep, can_pair
 from .phases import Phase
@@ -97,7 +97,7 @@ class Run:
         self.objective = compiled_for(device, plain) if self.compiled else plain
         self.lr: Tensor | float = torch.tensor(recipe.lr[0], device=device) if on_gpu else recipe.lr[0]
         self.opt: Wrapper | None = None
-        self._step: Step | GraphStep | None = None
+        self._step: Step | GraphSteps | None = None
         self._test: GraphOf | None = None
         self._rate: float | None = None  # what the tensor lr holds
         self._settled = not ranks.several or self.sharded
@@ -132,9 +132,9 @@ class Run:
             if not self._settled:
                 self._settle(batch)
             self._seed_layers()
-            if self._step is None:
-                self._step = self._captured(batch)
+            if self._captured(batch):
                 self._seed_layers()
+            assert self._step is not None
             self._step(*batch)
         self.step_in_epoch += 1
 
@@ -366,18 +366,24 @@ class Run:
         adam = {} if self.recipe.optimizer == "sgd" else {"capturable": whole and self.device.type == "cuda"}
         return {"fused": whole, **adam}
 
-    def _captured(self, batch: tuple[Tensor, ...]) -> Step | GraphStep:
+    def _captured(self, batch: tuple[Tensor, ...]) -> bool:
+        """Whether something had to be captured for a batch of this shape."""
         assert self.opt is not None
+        if self._step is None:
+            self._step = GraphSteps(self._eager, self.net)
+        if not isinstance(self._step, GraphSteps):
+            return False
         reason = self.opt.not_capturable
         if reason is None:
             try:
-                return GraphStep(self._eager, self.net, batch)
+                return self._step.capture(batch)
             except torch.cuda.OutOfMemoryError:
                 raise
             except RuntimeError as problem:
                 reason = str(problem).partition("\n")[0]
         self.say(f"{self.method.name}: no CUDA graph ({reason}); stepping eagerly")
-        return self._eager
+        self._step = self._eager
+        return True
 
     def _test_graph(self) -> Tensor:
         """The sums over the test images, from a graph: it is asked for after every epoch."""

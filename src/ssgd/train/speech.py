@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.speech import SpeechSource, character_errors, ctc_objective, greedy, word_errors
-from ..data.speech.ctc import ctc_loss
+from ..data.speech.ctc import ctc_loss, has_kernels
 from .kinds import Autocast, Batches, judging
 
 
@@ -20,8 +20,8 @@ def of(source: SpeechSource) -> Speech:
 class Speech:
     """Utterances in, texts out by greedy decoding."""
 
-    COMPILES = False  # every batch has a length of its own
-    CAPTURES = False
+    COMPILES = False  # batches have several lengths
+    CAPTURES = has_kernels()
     INPUTS = 2
     EVERY_EPOCH = ("valid", "test")
     AT_THE_END = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 
 import torch.nn.functional as F
@@ -14,8 +15,8 @@ def ctc_objective(
 ) -> Tensor:
     """The negative log-likelihood of a batch's transcripts, in nats, as a mean over utterances.
 
-    A transcript that its frames cannot emit counts as zero and has no gradient. On CUDA the backward pass adds in an
-    order of its own: two runs differ in the last bits.
+    A transcript that its frames cannot emit counts as zero and has no gradient. On CUDA without Triton the backward
+    pass is torch's, which adds in an order of its own: two runs differ in the last bits.
     """
     log_probs, frames = model(features, lengths)
     return ctc_loss(log_probs, frames, targets, target_lengths)
@@ -23,8 +24,17 @@ def ctc_objective(
 
 def ctc_loss(log_probs: Tensor, frames: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
     """The same of what the model has said."""
+    if log_probs.is_cuda and has_kernels():
+        from .ctc_kernels import ctc_losses
+
+        return ctc_losses(log_probs, targets, frames, target_lengths).mean()
     losses = F.ctc_loss(log_probs, targets, frames, target_lengths, reduction="none", zero_infinity=True)
     return losses.mean()
+
+
+def has_kernels() -> bool:
+    """Whether CTC on CUDA is ours, which a CUDA graph can hold and which gives the same bits every time."""
+    return find_spec("triton") is not None
 
 
 def frames_needed(target: Sequence[int]) -> int:

@@ -83,7 +83,10 @@ class Loaded:
     ) -> None:
         self.lengths = torch.tensor(part.lengths, dtype=torch.long)
         self._target_lengths = torch.tensor([len(target) for target in part.targets], dtype=torch.long)
-        self._targets = torch.zeros(len(part.targets), max(map(len, part.targets), default=0), dtype=torch.long)
+        # on a GPU a shape is worth a graph of its own, so few of them are made: lengths are rounded up
+        self._units = (64, 32) if device.type == "cuda" else (1, 1)  # frames, characters
+        most = _rounded(max(map(len, part.targets), default=0), self._units[1])
+        self._targets = torch.zeros(len(part.targets), most, dtype=torch.long)
         for row, target in zip(self._targets, part.targets, strict=True):
             row[: len(target)] = torch.tensor(target)
         self._frames = part.frames if in_file else part.frames.to(device)
@@ -97,7 +100,8 @@ class Loaded:
 
     def batch(self, chosen: Tensor, mask: SpecAugment | None = None, drawn: Tensor | None = None) -> Batch:
         """These utterances, with the masks that were drawn for them."""
-        longest, most = int(self.lengths[chosen].max()), int(self._target_lengths[chosen].max())
+        longest = _rounded(int(self.lengths[chosen].max()), self._units[0])
+        most = _rounded(int(self._target_lengths[chosen].max()), self._units[1])
         shift, scale, lengths, target_lengths = (
             table[chosen].to(self._device) for table in (self._shift, self._scale, self.lengths, self._target_lengths)
         )
@@ -109,3 +113,7 @@ class Loaded:
             kept = kept & mask.kept(drawn.to(self._device), x.shape[1], lengths, longest)
         x = torch.where(kept, x, 0.0).to(self._dtype).contiguous()
         return x, lengths, self._targets[chosen, :most].to(self._device), target_lengths
+
+
+def _rounded(length: int, unit: int) -> int:
+    return -(-length // unit) * unit
