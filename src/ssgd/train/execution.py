@@ -91,7 +91,7 @@ def set_up(recipe: Recipe, execution: Execution, *beside: Recipe) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
     models = (MODELS.get(one.model) for one in (recipe, *beside))
     kinds = {"images" if model is None else model.kind for model in models}  # a user's own are for images
-    # every batch of speech has a length of its own
+    # batches of speech have many lengths
     torch.backends.cudnn.benchmark = not execution.deterministic and "speech" not in kinds
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
