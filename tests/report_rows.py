@@ -10,6 +10,7 @@ from ssgd.analysis import results
 from ssgd.analysis.spectrum import Spectrum
 from ssgd.analysis.surface import Surface
 from ssgd.recipes import get
+from ssgd.recipes.beyond import LABELS, labels
 from ssgd.report.runs import as_run
 
 
@@ -68,9 +69,11 @@ def write_results(folder):
         rows += [row("table2/cifar100/resnet20/sgd", seed, split, test_accuracy=69.0 + seed / 10)]
     speech = {"valid_cer": [30.0, 20.0, 15.0], "loss": [3.0, 2.0, 1.0]}
     rows += [row("table4/an4/sgcn-190/adam", test_wer=20.0, test_cer=8.0, curves=speech)]
-    for place, label in enumerate(("base", "ssgd", "split", "ssgd-half", "one-sided")):
+    for place, label in enumerate(LABELS):
         rows += [row(f"beyond/an4/{label}", seed, test_wer=20.0 - place - seed / 5) for seed in (1, 2, 3)]
-        rows += [row(f"beyond/ptb-large/{label}", 1, test_perplexity=78.0 - place)]
+        rows += (
+            [row(f"beyond/ptb-large/{label}", 1, test_perplexity=78.0 - place)] if label in labels("ptb-large") else []
+        )
         rows += [row(f"beyond/tiny-imagenet10/{label}", s, test_accuracy=80.0 + place * s / 4) for s in (1, 2, 3)]
     write_rows(folder / "made-up.jsonl", rows)
     pictures = {"fig2/line": line(), "fig7/plane": plane(), "figA6/sgd": spectrum(9.0), "figA6/ssgd": spectrum(4.0)}

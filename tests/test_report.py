@@ -392,7 +392,7 @@ def test_beyond_pairs_each_task_with_its_own_base():
 
 def test_beyond_draws_what_is_better_upwards():
     (drawn,) = beyond(BEYOND).charts
-    assert drawn["names"] == ["ssgd", "split", "ssgd-half", "one-sided"]
+    assert drawn["names"] == ["ssgd", "split", "ssgd-half", "one-sided", "base-2x"]
     points = {series["name"]: series["points"] for series in drawn["series"]}
     assert [point[:2] for point in points["an4"]] == [[0, 10.0], [1, 11.667], [2, 5.0]]
     assert [len(point) for point in points["an4"]] == [2, 3, 2]  # one seed has no interval
@@ -415,6 +415,7 @@ def test_beyond_pairs_runs_of_another_length_with_their_own_base():
     """The longer base is of one seed, and comes first; the half is nearest to the base of its cost."""
     longer = {"phases": "40-20"}
     old = [run("beyond/an4/base", 1, longer, test_wer=30.0), run("beyond/an4/split", 1, longer, test_wer=29.0)]
+    old += [run("beyond/an4/base-2x", 1, test_wer=18.5)]
     question = beyond([*old, *BEYOND])
     lines = {found.method: found for found in question.lines if found.protocol.startswith("an4")}
     long, short = "split (0.25, uniform, 60 epochs)", "split (0.25, uniform, 45 epochs)"
@@ -422,8 +423,10 @@ def test_beyond_pairs_runs_of_another_length_with_their_own_base():
     assert lines[long].difference.mean == pytest.approx(-1.0)
     assert lines[short].difference.mean == pytest.approx(-7 / 3)
     assert lines["ssgd-half (0.5, uniform)"].difference.mean == pytest.approx(-1.0)
+    assert lines["base-2x (adam)"].difference.mean == pytest.approx(-1.5) and lines["base-2x (adam)"].passes == 90
     points = {series["name"]: series["points"] for series in question.charts[0]["series"]}
-    assert [point[:2] for point in points["an4"]] == [[0, 10.0], [1, 11.667], [2, 5.0]]  # those of most seeds
+    most = [[0, 10.0], [1, 11.667], [2, 5.0], [4, 7.5]]  # those of most seeds
+    assert [point[:2] for point in points["an4"]] == most
 
 
 def test_sgd_cut_in_two_is_table_5s():

@@ -423,13 +423,14 @@ def test_every_recipe_of_an_experiment_can_be_trained_by_name():
 
 @pytest.mark.parametrize("task", beyond.LEVELS)
 def test_beyond_compares_at_the_same_epochs_and_at_the_same_cost(task):
-    base, ssgd, split, half, one_sided = (beyond.beyond(task, label).schedule for label in beyond.LABELS)
+    base, ssgd, split, half, one_sided, *twice = (beyond.beyond(task, label).schedule for label in beyond.labels(task))
     shared = beyond.STEM_EPOCHS.get(task, 0)
     assert (split.epochs, split.passes) == (base.epochs, base.passes) == (one_sided.epochs, one_sided.passes)
     assert one_sided.phases[-1].level == split.phases[-1].level
     assert (ssgd.epochs, ssgd.passes) == (base.epochs, 2 * base.passes - shared)
     assert base.passes <= half.passes <= base.passes + len(base.phases)  # an odd phase is rounded up
     assert half.peak == base.peak
+    assert [each.passes for each in twice] == ([] if shared else [ssgd.passes])
     if shared:
         begun = beyond.stem(task).schedule
         assert {begun.phases} == {each.phases[:1] for each in (base, ssgd, split, half, one_sided)}

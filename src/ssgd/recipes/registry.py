@@ -80,7 +80,7 @@ def _all() -> dict[str, Callable[[], Recipe]]:
                 partial(price.tune, data, model, label, a) for label, tried in price.TUNED.items() for a in tried
             ]
     makers += [partial(beyond.stem, task) for task in beyond.STEM_EPOCHS]
-    makers += [partial(beyond.beyond, task, label) for task in beyond.LEVELS for label in beyond.LABELS]
+    makers += [partial(beyond.beyond, task, label) for task in beyond.LEVELS for label in beyond.labels(task)]
     return {make().name: make for make in makers}
 
 

@@ -12,7 +12,7 @@ from .runs import Run, is_number
 from .statistics import paired, sample
 
 BASE = "base"
-OTHERS = ("ssgd", "split", "ssgd-half", "one-sided")
+OTHERS = ("ssgd", "split", "ssgd-half", "one-sided", "base-2x")
 FIGURES = {"test_perplexity": "perplexity", "test_wer": "WER, %", "test_accuracy": "accuracy, %"}
 FALLING = ("test_perplexity", "test_wer")  # less is better
 
@@ -34,10 +34,11 @@ def beyond(runs: list[Run]) -> Question:
     about = (
         "Words, speech and ten classes of Tiny ImageNet: does S-SGD hold there, at the same epochs and at the same "
         "cost? base is SGD or Adam alone; ssgd takes both signs in as many epochs, at twice the cost; split a sign on "
-        "each half of the batch, and ssgd-half both signs in half the epochs, at the base's cost; one-sided is split's "
-        "noise with one sign for the whole batch, at that cost too. Of words all this begins where SGD has trained for "
-        "half the time. Of perplexity and word errors (WER) less is better, of accuracy more: a seed has gained where "
-        "it is better than the base's. Drawn are gains, upwards where better, with 95 % intervals from three seeds on."
+        "each half of the batch, and ssgd-half both signs in half the epochs, at the base's cost; one-sided is "
+        "split's noise with one sign for the whole batch, at that cost too; base-2x is the base in twice the epochs, "
+        "at ssgd's cost. Of words all this begins where SGD has trained for half the time. Of perplexity and word "
+        "errors (WER) less is better, of accuracy more: a seed has gained where it is better than the base's. Drawn "
+        "are gains, upwards where better, with 95 % intervals from three seeds on."
     )
     drawn = [drawing(series)] if series else []
     return Question("beyond", "Beyond CIFAR", about, "ssgd reproduce beyond", lines, drawn, measured="test", base=BASE)
@@ -60,8 +61,9 @@ def lines_of(task: str, metric: str, runs: list[Run]) -> Named:
 
 
 def apart(group: list[Run], base: list[Run]) -> float:
-    """A base is a measure at the same epochs, or at the same cost."""
-    pairs = [(of(group[0]), of(base[0])) for of in (epochs, passes)]
+    """A base is a measure at the same epochs, or at the same cost; what doubles the epochs, at half of its own."""
+    whole = 2 if group[0].method == "sgd-2x" else 1
+    pairs = [((of(group[0]) or 1.0) / whole, of(base[0])) for of in (epochs, passes)]
     return min(abs(math.log((ours or 1.0) / (theirs or 1.0))) for ours, theirs in pairs)
 
 

@@ -122,7 +122,7 @@ def _of_tune(scale: str) -> list[Recipe]:
 
 def _of_beyond(scale: str) -> list[Recipe]:
     stems = [beyond.stem(task) for task in beyond.STEM_EPOCHS]
-    return at(scale, [*stems, *(beyond.beyond(task, label) for task in beyond.LEVELS for label in beyond.LABELS)])
+    return at(scale, [*stems, *(beyond.beyond(task, label) for task in beyond.LEVELS for label in beyond.labels(task))])
 
 
 def _nets(scale: str) -> list[tuple[str, str]]:
