@@ -1,10 +1,7 @@
 """The small convolutions: their kernels, run by Triton's interpreter, against torch's; who gets them, and when."""
 
 import copy
-import os
 import pickle
-import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,16 +15,9 @@ from ssgd.models import build
 from ssgd.train import convolutions
 from ssgd.train.convolutions import FastConv2d, conv3x3, conv3x3_grad_input, conv3x3_grad_weight, use_fast_convolutions
 
-WHY_NOT = ""
-if find_spec("triton") is None:
-    WHY_NOT = "needs Triton: pip install triton"
-elif os.environ.get("TRITON_INTERPRET") != "1":
-    if torch.cuda.is_available():
-        WHY_NOT = "benchmarks/convolutions.py --check runs the kernels here; TRITON_INTERPRET=1 interprets them"
-    elif "triton" in sys.modules:
-        WHY_NOT = "Triton was loaded before its interpreter could be chosen: run this file alone"
-    else:
-        os.environ["TRITON_INTERPRET"] = "1"
+from .interpreter import why_not
+
+WHY_NOT = why_not("benchmarks/convolutions.py --check")
 interpreted = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}

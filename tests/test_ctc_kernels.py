@@ -1,17 +1,15 @@
 """CTC by our own kernels, in Triton's interpreter: torch's loss and gradient."""
 
-import os
 from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    if torch.cuda.is_available():
-        pytest.skip("tests/test_cuda_sequences.py runs the kernels here; TRITON_INTERPRET=1 interprets them", True)
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton")
+from .interpreter import why_not
+
+if reason := why_not("tests/test_cuda_sequences.py"):
+    pytest.skip(reason, allow_module_level=True)
 
 from ssgd.data.speech.ctc_kernels import ctc_losses
 

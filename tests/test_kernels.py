@@ -2,8 +2,6 @@
 
 import copy
 import math
-import os
-import sys
 
 import pytest
 import torch
@@ -15,15 +13,11 @@ from ssgd import SSGD, Law
 from ssgd.core import points
 from ssgd.methods.rwp import RWP
 
+from .interpreter import why_not
 from .problems import mlp, run_passes, same, take_step, vectors, weights
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    if torch.cuda.is_available():
-        pytest.skip("tests/test_cuda.py runs the kernels here; TRITON_INTERPRET=1 interprets them", True)
-    if "triton" in sys.modules:
-        pytest.skip("Triton was loaded before its interpreter could be chosen: run this file alone", True)
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="needs Triton: pip install triton")
+if reason := why_not("tests/test_cuda.py"):
+    pytest.skip(reason, allow_module_level=True)
 
 from ssgd.core import kernels
 
