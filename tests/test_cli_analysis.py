@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from ssgd.analysis.gathering import tracking_layers
 from ssgd.cli.main import main
 from ssgd.recipes import get
 from ssgd.solutions import solution, tasks
 from ssgd.train import Execution, train
+from ssgd.train.job import Sources
 
 FEW = ["--limit", "40", "--device", "cpu", "--quiet"]
 
@@ -91,6 +94,28 @@ def test_loss_and_errors_come_from_one_pass(runs):
     task.model.register_forward_hook(lambda *_: calls.append(1))
     loss, error = task.measure()
     assert len(calls) == len(list(task.batches)) and loss > 0 and 0 <= error <= 100
+
+
+def test_statistics_are_those_of_images_as_they_were_trained_on(tmp_path):
+    """Moved images have other statistics than those they are of, and a net gets used to them."""
+    execution = Execution(out=str(tmp_path), device="cpu", progress=False)
+    words = ["phases=5-5", "lr=0.1,0.0001", "train_limit=300", "test_limit=200", "batch=50"]
+    train(get("digits").with_changes([*words, "model=small-cnn"]), execution)
+    found = solution(tmp_path / "digits" / "seed-0")
+    task = tasks(found, execution)["train"]
+    source = Sources(execution).get(found.recipe, torch.device("cpu"))
+    first, *others = task.inputs_for_batchnorm()
+    assert torch.equal(first, source.epoch(0, 0).batch(0, 50)[0]) and len(others) == 5
+    running = [layer.running_var.clone() for layer in tracking_layers(task.model)]
+
+    def distance(task):
+        task.recompute_batchnorm()
+        found = [layer.running_var for layer in tracking_layers(task.model)]
+        return sum((a / b).log().abs().mean().item() for a, b in zip(found, running, strict=True))
+
+    assert distance(task) < distance(replace(task, as_trained=None)) / 2
+    plain = replace(found, recipe=replace(found.recipe, augment=False))
+    assert tasks(plain, execution)["train"].as_trained is None
 
 
 def test_a_language_model_is_judged_from_the_beginning_of_every_batch(tmp_path):

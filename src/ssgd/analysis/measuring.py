@@ -65,7 +65,7 @@ class Stacked:
         if self.statistics is not None and (layers := tracking_layers(self.model)):
             place = {id(t): value for t, value in zip(self.tensors, values, strict=True)}
             moved = [place[id(t)] for layer in layers for t in (layer.running_mean, layer.running_var)]
-            inputs = map(self.statistics.inputs, self.statistics.batches)
+            inputs = self.statistics.inputs_for_batchnorm()
             if not gather(self.model, inputs, lambda given: self.forward(values, given), moved):
                 raise ValueError("a batch-norm layer runs more than once in a pass")
         found: list[Measured] = [{} for _ in points]

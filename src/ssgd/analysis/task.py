@@ -30,8 +30,9 @@ class Task:
 
     ``loss(model, batch)`` is the mean over the batch's samples; ``batches`` can be gone through again and again (a
     DataLoader, a list), on the model's device; ``size(batch)`` counts samples, so that ragged batches weigh what they
-    should; ``wrong(model, batch)`` counts wrong answers, where there are any; ``inputs(batch)`` is what batch-norm's
-    statistics are gathered from. ``loss_and_wrong(model, batch)``, where given, is both from one forward pass.
+    should; ``wrong(model, batch)`` counts wrong answers, where there are any. ``loss_and_wrong(model, batch)``, where
+    given, is both from one forward pass. Batch-norm's statistics are gathered from the ``inputs(batch)`` of
+    ``batches``, or of ``as_trained``: images that the training has moved and cropped have statistics of their own.
     """
 
     model: nn.Module
@@ -41,6 +42,7 @@ class Task:
     wrong: Callable[[nn.Module, Any], Tensor] | None = None
     inputs: Callable[[Any], Any] = lambda batch: batch[0] if isinstance(batch, (list, tuple)) else batch
     loss_and_wrong: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None
+    as_trained: Iterable[Any] | None = None
 
     @property
     def counts_errors(self) -> bool:
@@ -89,8 +91,12 @@ class Task:
         bare = getattr(bare, "module", bare) if isinstance(bare, nn.parallel.DistributedDataParallel) else bare
         layers = tracking_layers(bare)
         moved = [t for layer in layers for t in (layer.running_mean, layer.running_var) if t is not None]
-        if layers and not gather(bare, map(self.inputs, self.batches), forward or bare, moved):
-            recompute_bn(bare, map(self.inputs, self.batches))
+        if layers and not gather(bare, self.inputs_for_batchnorm(), forward or bare, moved):
+            recompute_bn(bare, self.inputs_for_batchnorm())
+
+    def inputs_for_batchnorm(self) -> Iterator[Any]:
+        """What the statistics are gathered from."""
+        return map(self.inputs, self.batches if self.as_trained is None else self.as_trained)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ PTB: dict[str, Wanted] = {  # of Zaremba's large model, and ours of the small on
 }
 RECOMPUTED = (
     "The accuracies are the runs' own; losses and errors are drawn with batch-norm's statistics gathered anew at every "
-    "point, the solutions too."
+    "point, the solutions too, over the training images as they were augmented."
 )
 LEVEL_AXIS = "noise level, the paper's units"
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
