@@ -72,6 +72,17 @@ def test_arrow_keys_show_the_values(browser, page):
     assert browser.ask("getComputedStyle(document.querySelector('#fig5 .tip')).display") == "none"
 
 
+def test_the_price_names_its_points(browser, made_up):
+    browser.open(made_up)
+    names = browser.ask("[...document.querySelectorAll('#price .plot .name')].map(t => t.textContent)")
+    assert any(name.startswith("split (0.15") for name in names) and "sgd" in names
+    sides = "[b.left, b.right])(t.getBoundingClientRect()))"
+    plot, *texts = browser.ask(
+        f"[...document.querySelectorAll('#price .plot svg, #price .plot .name')].map(t => (b => {sides}"
+    )
+    assert all(plot[0] <= left < right <= plot[1] for left, right in texts[-len(names) :])
+
+
 def test_every_task_beyond_cifar_has_a_mark_at_each_method(browser, made_up):
     browser.open(made_up)
     marks = browser.ask("document.querySelectorAll('#beyond .plot .ours .mark').length")
