@@ -266,6 +266,16 @@ def test_tables_of_beyond_are_those_of_their_rows(page, task, told):
         assert line.endswith(f", {cost} | {figures} | {difference}|"), line
 
 
+def test_what_a_pair_adds_to_noise_of_one_sign_is_told():
+    found = gain(beyond("an4", "split"), beyond("an4", "one-sided"), "test_wer")
+    assert f"by {found.removeprefix('−')}" in (ROOT / "docs" / "speech.md").read_text()
+
+
+def test_what_tuning_gave_is_told():
+    text = (ROOT / "README.md").read_text()
+    assert ", ".join(f"{row['level']:g}: {row['test_accuracy']:.2f}" for row in rows_of("tune")) in text
+
+
 def test_the_table_of_words_is_that_of_its_rows():
     text = (ROOT / "docs" / "language.md").read_text()
     for label, name in (("base", "SGD"), ("ssgd", "SGD(29)+S-SGD(26)"), ("split", "SGD(29)+split(26)")):

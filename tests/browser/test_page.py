@@ -76,11 +76,10 @@ def test_the_price_names_its_points(browser, made_up):
     browser.open(made_up)
     names = browser.ask("[...document.querySelectorAll('#price .plot .name')].map(t => t.textContent)")
     assert any(name.startswith("split (0.15") for name in names) and "sgd" in names
-    sides = "[b.left, b.right])(t.getBoundingClientRect()))"
-    plot, *texts = browser.ask(
-        f"[...document.querySelectorAll('#price .plot svg, #price .plot .name')].map(t => (b => {sides}"
-    )
-    assert all(plot[0] <= left < right <= plot[1] for left, right in texts[-len(names) :])
+    sides = "(t => { const b = t.getBoundingClientRect(); return [b.left, b.right]; })"
+    left, right = browser.ask(f"{sides}(document.querySelector('#price .plot > svg'))")
+    placed = browser.ask(f"[...document.querySelectorAll('#price .plot .name')].map({sides})")
+    assert all(left <= begin < end <= right for begin, end in placed)
 
 
 def test_every_task_beyond_cifar_has_a_mark_at_each_method(browser, made_up):

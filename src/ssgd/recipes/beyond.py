@@ -3,9 +3,8 @@
 ``base`` is SGD or Adam alone. ``ssgd`` takes both signs in as many epochs, at twice the cost; ``ssgd-half`` in half the
 epochs, at the same cost; ``split`` takes a sign a half in as many epochs, at the same cost, and ``one-sided`` the same
 noise with one sign for all, which says what the pair is good for. ``base-2x`` is the base in twice the epochs: what the
-cost of both signs could have bought. Of words the epochs are those after the first
-``STEM_EPOCHS``, which are SGD's for all, as in the paper's SGD(29)+S-SGD(26): ``stem`` is trained once, and the others
-go on from it.
+cost of both signs could have bought. Of words the epochs are those after the first ``STEM_EPOCHS``, which are SGD's for
+all, as in the paper's SGD(29)+S-SGD(26): ``stem`` is trained once, and the others go on from it.
 """
 
 from __future__ import annotations

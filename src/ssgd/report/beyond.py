@@ -62,9 +62,9 @@ def lines_of(task: str, metric: str, runs: list[Run]) -> Named:
 
 def apart(group: list[Run], base: list[Run]) -> float:
     """A base is a measure at the same epochs, or at the same cost; what doubles the epochs, at half of its own."""
-    whole = 2 if group[0].method == "sgd-2x" else 1
-    pairs = [((of(group[0]) or 1.0) / whole, of(base[0])) for of in (epochs, passes)]
-    return min(abs(math.log((ours or 1.0) / (theirs or 1.0))) for ours, theirs in pairs)
+    stretched = 2.0 if group[0].method == "sgd-2x" else 1.0
+    pairs = [(of(group[0]) or 1.0, of(base[0]) or 1.0) for of in (epochs, passes)]
+    return min(abs(math.log(ours / stretched / theirs)) for ours, theirs in pairs)
 
 
 def gains(found: Named, metric: str) -> list[tuple[float, ...]]:
