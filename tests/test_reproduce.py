@@ -354,7 +354,9 @@ def test_a_picture_takes_the_weights_of_an_equal_run_and_trains_again_without_th
     assert [run.label for run in found.to_do] == ["sgd", "ssgd-0.5"]
     assert carry_out(found, here, results) == {}
     assert Path("results/fig2/smoke/line.npz").exists() and not plan(fig2, "smoke", results).pictures
-    assert [row["method"] for row in results.rows] == ["sgd", "ssgd"]  # a second row of the first run would count twice
+    made = [row["experiment"] for row in results.rows]  # a row for each run, also of the training that was made twice
+    assert made == ["test/same", *(run.recipe.name for run in found.to_do)]
+    assert carry_out(found, here, results) == {} and len(results.rows) == 3
     shutil.rmtree("runs")
     assert not plan(fig2, "smoke", results).to_do
 

@@ -43,8 +43,8 @@ def carry_out(
             failures[ended["name"]] = ended["failure"]
             return
         run = chosen[ended["name"]]
-        if results.find(run.recipe, run.seed, plan.experiment.curves) is None:
-            row = {**ended["result"], "scale": plan.scale, "at_once": ended["at_once"]}
+        row = {**ended["result"], "scale": plan.scale, "at_once": ended["at_once"]}
+        if results.find(run.recipe, run.seed, plan.experiment.curves) is None or not results.has(row):
             results.append(plan.experiment.name, row)
 
     for stem, recipes in _stages(plan, [run.recipe for run in chosen.values()], execution):
