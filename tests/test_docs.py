@@ -21,7 +21,9 @@ from ssgd import SSGD
 from ssgd.cli.main import COMMANDS
 from ssgd.methods import METHODS
 from ssgd.recipes import get
-from ssgd.recipes.beyond import LABELS
+from ssgd.recipes.beyond import LABELS, labels
+from ssgd.report.paper import targets
+from ssgd.report.statistics import paired
 from ssgd.train import Execution, Recipe
 
 ROOT = Path(__file__).parent.parent
@@ -238,10 +240,19 @@ def spoken(rows, metric):
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
+def difference(rows, base, metric):
+    return paired(*({row["seed"]: row[metric] for row in group} for group in (rows, base)))
+
+
 def gain(rows, base, metric):
-    theirs = {row["seed"]: row[metric] for row in base}
-    values = [row[metric] - theirs[row["seed"]] for row in rows]
-    return f"{mean(values):+.2f} ± {stdev(values):.2f}".replace("-", "−")
+    found = difference(rows, base, metric)
+    return f"{found.mean:+.2f} ± {found.sd:.2f}".replace("-", "−")
+
+
+def interval(rows, base, metric):
+    """Of 95 %."""
+    found = difference(rows, base, metric)
+    return f"{found.low:+.2f} to {found.high:+.2f}".replace("-", "−")
 
 
 @pytest.mark.parametrize(
@@ -257,18 +268,27 @@ def test_tables_of_beyond_are_those_of_their_rows(page, task, told):
     text = (ROOT / "docs" / page).read_text()
     table = text[text.index(f"| {name} | passes |") :].partition("\n\n")[0]
     base = beyond(task, "base")
-    labels = [label for label in LABELS if beyond(task, label)]
-    for label, line in zip(labels, table.splitlines()[2:], strict=True):
+    found = [label for label in LABELS if beyond(task, label)]
+    for label, line in zip(found, table.splitlines()[2:], strict=True):
         rows = beyond(task, label)
         figures = " | ".join(spoken(rows, metric) for metric in metrics)
-        difference = "" if label == "base" else f"{gain(rows, base, metrics[0])} "
+        gained = "" if label == "base" else f"{gain(rows, base, metrics[0])} "
         cost = f"{rows[0]['epochs']} epochs | {rows[0]['passes']:g} | {len(rows)}"
-        assert line.endswith(f", {cost} | {figures} | {difference}|"), line
+        assert line.endswith(f", {cost} | {figures} | {gained}|"), line
 
 
-def test_what_a_pair_adds_to_noise_of_one_sign_is_told():
-    found = gain(beyond("an4", "split"), beyond("an4", "one-sided"), "test_wer")
-    assert f"by {found.removeprefix('−')}" in (ROOT / "docs" / "speech.md").read_text()
+def test_differences_of_an4_are_told():
+    text = (ROOT / "docs" / "speech.md").read_text()
+    base, longer = beyond("an4", "base"), beyond("an4", "base-2x")
+    for label in ("ssgd", "split", "one-sided", "base-2x"):
+        assert interval(beyond("an4", label), base, "test_wer") in text
+    for label, other in (("split", beyond("an4", "one-sided")), ("ssgd", longer)):
+        assert f"by {gain(beyond('an4', label), other, 'test_wer').removeprefix('−')}" in text
+    assert interval(beyond("an4", "ssgd"), longer, "test_wer") in text
+    readme = (ROOT / "README.md").read_text()
+    for label in ("ssgd", "split"):
+        high, low = interval(beyond("an4", label), base, "test_wer").replace("−", "").split(" to ")
+        assert f"interval {low} to {high})" in readme
 
 
 def test_what_tuning_gave_is_told():
@@ -282,18 +302,30 @@ def test_the_table_of_words_is_that_of_its_rows():
         rows = beyond("ptb-large", label)
         figures = " | ".join(spoken(rows, metric) for metric in ("test_perplexity", "valid_perplexity"))
         assert f"| {name} | {rows[0]['passes']:g} | {len(rows)} | {figures} |" in text
+    table = text[text.index("| small LSTM | passes |") :].partition("\n\n")[0]
+    base = beyond("ptb-small", "base")
+    for label, line in zip(labels("ptb-small"), table.splitlines()[2:], strict=True):
+        rows = beyond("ptb-small", label)
+        figures = " | ".join(spoken(rows, metric) for metric in ("test_perplexity", "valid_perplexity"))
+        told = "| |" if label == "base" else f"{gain(rows, base, METRIC)} | {interval(rows, base, METRIC)} |"
+        cost = f"{rows[0]['epochs']} epochs | {rows[0]['passes']:g} | {len(rows)}"
+        assert line.endswith(f", {cost} | {figures} | {told}"), line
+
+
+METRIC = "test_perplexity"
 
 
 def test_the_readmes_table_beyond_cifar_is_that_of_its_rows():
     text = (ROOT / "README.md").read_text()
     whole = ("base", "ssgd", "split", "ssgd-half")
-    for task, name, metric, labels in (
-        ("ptb-large", "Penn Treebank", "test_perplexity", whole[:3]),
+    for task, name, metric, told in (
+        ("ptb-large", "Penn Treebank, large", "test_perplexity", whole[:3]),
+        ("ptb-small", "Penn Treebank, small", "test_perplexity", whole),
         ("an4", "AN4", "test_wer", whole),
         ("tiny-imagenet10", "ten classes", "test_accuracy", whole),
     ):
         (line,) = [line for line in text.splitlines() if line.startswith(f"| {name}")]
-        figures = " | ".join(spoken(beyond(task, label), metric) for label in labels)
+        figures = " | ".join(spoken(beyond(task, label), metric) for label in told)
         assert f" | {figures} |" in line
 
 
@@ -325,8 +357,41 @@ def test_the_tables_of_split_are_those_of_their_rows(page, rows, labels):
         chosen = [row for row in rows if row["method"] == method]
         figures = [spoken(chosen, key) for key in ("test_accuracy", "train_accuracy")]
         if method != "sgd":
-            figures.append(gain(chosen, [row for row in rows if row["method"] == "sgd"], "test_accuracy"))
+            base = [row for row in rows if row["method"] == "sgd"]
+            figures += [told(chosen, base, "test_accuracy") for told in (gain, interval)]
         assert any(line.startswith(f"| {label} |") and all(f"| {one} |" in line for one in figures) for line in lines)
+
+
+def test_both_signs_and_split_are_compared():
+    groups = [[row for row in at_the_papers_decay() if row["method"] == method] for method in ("split", "ssgd")]
+    told = f"(by {gain(*groups, 'test_accuracy')}, {interval(*groups, 'test_accuracy')})"
+    assert told in (ROOT / "README.md").read_text()
+
+
+def test_the_table_of_the_level_is_that_of_its_rows():
+    text = (ROOT / "docs" / "noise-level.md").read_text()
+    rows = [row for name in ("level", "price") for row in rows_of(name) if row["seed"] == 1 and row["method"] == "ssgd"]
+    for law in ("uniform", "sphere"):
+        mine = {row["level"]: row["test_accuracy"] for row in rows if row["law"] == law}
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| `{law}`, a ratio")]
+        assert line.endswith(" | ".join(f"{mine[a]:.2f}" for a in (0.1, 0.3, 0.5, 0.7, 1.0)) + " |")
+    theirs = {point["level"]: point["mean"] for point in targets()["fig3_noise_level"]["curves"]["S-SGD"]}
+    assert "| the paper, five seeds | " + " | ".join(f"{theirs[a]:.2f}" for a in (0.1, 0.3, 0.5, 0.7, 1.0)) in text
+
+
+def test_where_we_differ_is_told_in_figures_of_the_rows():
+    text = (ROOT / "docs" / "results.md").read_text()
+    solutions = {row["experiment"].split("/")[1]: row for row in rows_of("fig7")}
+    paper = targets()["fig7_surface"]
+    for label, name in (("sgd-m", "SGD_m"), ("sgd-f", "SGD_f")):
+        assert f"{solutions[label]['train_accuracy']:.2f}" in text and f"{paper['train'][name]:.2f} %" in text
+    both, sgd = (solutions[label]["test_accuracy"] for label in ("ssgd", "sgd-f"))
+    theirs = paper["test"]["S-SGD"] - paper["test"]["SGD_f"]
+    assert f"has {both:.2f} where SGD from the same 125 epochs has {sgd:.2f}" in text
+    assert f"a gain of {both - sgd:.2f}, the paper's is {theirs:.2f}" in text
+    little = [row for row in rows_of("baseline") if row["experiment"] == "cifar100/1e-4"]
+    assert f"({spoken(little, 'train_accuracy')})" in text and spoken(little, "test_accuracy").split()[0] in text
+    assert spoken([row for row in at_the_papers_decay() if row["method"] == "ssgd"], "test_accuracy") in text
 
 
 def test_the_table_of_the_small_lstm_is_that_of_its_rows():

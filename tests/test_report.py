@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from ssgd.cli.main import main
-from ssgd.recipes import RECIPES
+from ssgd.recipes import RECIPES, get
 from ssgd.report import cells, paper, write
 from ssgd.report.beyond import beyond
 from ssgd.report.cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Cell, outcome, verdict
 from ssgd.report.matching import USUAL, matching
 from ssgd.report.measured import Measured, read_measured
 from ssgd.report.page import show
-from ssgd.report.questions import baseline, level, price, split, tune
+from ssgd.report.questions import SPLIT_LEVEL, baseline, level, price, setting, split, tune
 from ssgd.report.runs import as_run, read_runs
 from ssgd.report.statistics import Sample, paired, sample, t_quantile
 from ssgd.train.recipe import Recipe
@@ -326,6 +326,21 @@ def test_price_leaves_out_other_protocols_than_its_own():
     assert price([*runs, *large]) == price(runs)
     table1 = of("table1/cifar10/75-25S-25S")  # the same protocol
     assert [found.method for found in price([*runs, *large, *table1]).lines][2:] == ["ssgd (0.5, uniform), 75-25S-25S"]
+
+
+def test_a_setting_has_the_gains_of_its_own_sgd():
+    gains = {("A", "1e-4"): 1.0, ("A", "5e-4"): 0.5, ("B", "5e-4"): 0.25}
+    runs = []
+    for (shortcut, decay), gain in gains.items():
+        for seed in range(3):
+            runs.append(run(f"setting/{shortcut}/{decay}/sgd", seed, test_accuracy=60 + seed))
+            runs.append(run(f"setting/{shortcut}/{decay}/split-0.26", seed, test_accuracy=60 + seed + gain))
+    runs += [run("fig3/all/0.9", 1), run("price/cifar10/resnet20/split-0.26", 1), run("tune/cifar100/resnet20/sgd", 0)]
+    found = [one for one in setting(runs).lines if one.difference]
+    assert [one.difference.mean for one in found] == list(gains.values())
+    assert all(one.difference.count == 2 for one in found)  # seed 0 was tuning's
+    assert [one.protocol.split(",")[0] for one in found] == ["resnet20", "resnet20", "resnet20-B"]
+    assert get("setting/A/1e-4/split-0.26").level == SPLIT_LEVEL
 
 
 def test_a_protocol_names_its_batch_and_devices_where_they_are_not_the_usual():

@@ -64,7 +64,8 @@ def shared(tmp_path_factory):
 def test_every_table_and_figure_of_the_paper_has_an_experiment():
     tables = [*(f"table{n}" for n in (1, 2, 3, 4, 5)), "tableA1", "tableA2"]
     figures = [*(f"fig{n}" for n in range(2, 8)), *(f"figA{n}" for n in range(1, 7))]
-    assert list(EXPERIMENTS) == [*tables, *figures, "comparison", "baseline", "level", "price", "tune", "beyond"]
+    ours = ["baseline", "level", "setting", "price", "tune", "beyond"]
+    assert list(EXPERIMENTS) == [*tables, *figures, "comparison", *ours]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -84,6 +85,7 @@ def test_the_papers_number_of_runs():
     assert counted["table1"] == 2 * 5 * 5 and counted["table2"] == 2 * 6 * 3 * 5 == 2 * counted["tableA1"]
     assert counted["fig3"] == (4 * 10 + 2) * 5 and counted["figA1"] == (6 * 10 + 2) * 5
     assert counted["level"] == (1 + 2 * 10) * 3 and counted["baseline"] == 2 * 3 * 3
+    assert counted["setting"] == 2 * 3 * 3 * 3
 
 
 @pytest.mark.parametrize("name", ["table1/cifar100/75-25S-25S", "fig5/ssgdr/4096", "fig3/conv/0.5", "table5/large/sgd"])
@@ -203,7 +205,7 @@ def test_price_takes_its_levels_from_those_that_tune_tries():
     assert tuned == {0.17, 0.26, 0.43}
     rows = map(json.loads, (COMMITTED / "tune.jsonl").read_text().splitlines())
     best = max((row for row in rows if row["method"] == "split"), key=lambda row: row["test_accuracy"])
-    assert [level for method, level in price.CONTENDERS.values() if method == "split"] == [best["level"]]
+    assert [level for method, level in price.CONTENDERS.values() if method == "split"] == [best["level"]] * 2
     for method, level in price.CONTENDERS.values():
         assert method not in ("sam", "asam") or level in price.TUNED[method]
     for label, (method, level) in price.CONTENDERS.items():
@@ -227,7 +229,7 @@ def test_a_plan_says_all_before_anything_is_done(here, capsys):
     words = ["reproduce", "price", "--plan", "--device", "cpu", "--only", "price/cifar100/resnet20/*", "--limit", "10"]
     assert main(words) == 0
     listed = re.findall(r"^price/cifar100/resnet20/(\S+) +([\d, ]+?) +\d+$", capsys.readouterr().out, re.MULTILINE)
-    assert dict(listed) == {**dict.fromkeys(price.CONTENDERS, "1"), "sgd": "1, 2", "halves": "1, 2"}
+    assert dict(listed) == {**dict.fromkeys(price.CONTENDERS, "1"), "sgd": "1, 2"}
     assert not list(Path().iterdir())
 
 

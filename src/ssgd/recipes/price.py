@@ -9,12 +9,14 @@ from .cifar import cifar
 
 MODELS = ("resnet20", "resnet56", "wrn28-2", "vgg16")
 MIX = "75-25S-25S"
+LATE = "75-50S-50S"  # noise once the rate has fallen
 CONTENDERS: dict[str, tuple[str, float | None]] = {  # method and level
     "sgd": ("sgd", None),
     "halves": ("halves", None),
     "split-0.26": ("split", 0.26),  # the best of tune's three for ResNet20 on CIFAR-100; SAM's are guesses still
     "ssgd-0.5": ("ssgd", 0.5),  # the level of tables 1 and 2, whose runs count here
     f"{MIX}-0.5": ("ssgd", 0.5),
+    f"{LATE}-split-0.26": ("split", 0.26),
     "sam-0.1": ("sam", 0.1),
     "asam-1": ("asam", 1.0),
     "sgd-2x": ("sgd-2x", None),
@@ -23,6 +25,7 @@ TUNED: dict[str, tuple[float, ...]] = {  # uniform noise of level a has a / √3
     "split": (0.17, 0.26, 0.43),  # 0.1, 0.15 and 0.25 of it
     "ssgd": (0.35, 0.52),  # 0.2 and 0.3
     MIX: (0.35, 0.52),
+    f"{LATE}-split": (0.26, 0.43),
     "sam": (0.05, 0.1, 0.2),
     "asam": (0.5, 1.0, 2.0),
 }
@@ -36,7 +39,7 @@ def price(data: str, model: str, label: str) -> Recipe:
 
 def tune(data: str, model: str, label: str, level: float | None = None) -> Recipe:
     """Judged on training images held out, at a level or rho worth trying."""
-    method = "ssgd" if label == MIX else label
+    method = {MIX: "ssgd", f"{LATE}-split": "split"}.get(label, label)
     name = label if level is None else f"{label}-{level:g}"
     recipe = _with(data, model, label, method, level)
     return replace(recipe, name=f"tune/{data}/{model}/{name}", held_out=HELD_OUT, seeds=(0,))
@@ -44,4 +47,5 @@ def tune(data: str, model: str, label: str, level: float | None = None) -> Recip
 
 def _with(data: str, model: str, label: str, method: str, level: float | None) -> Recipe:
     recipe = replace(cifar(data, model), method=method, level=level, evaluate_every=5, seeds=(1, 2, 3, 4, 5))
-    return replace(recipe, phases=MIX) if label.startswith(MIX) else recipe
+    phases = next((phases for phases in (MIX, LATE) if label.startswith(phases)), recipe.phases)
+    return replace(recipe, phases=phases)

@@ -16,6 +16,7 @@ from . import (
     fig7,
     level,
     price,
+    setting,
     spectra,
     table1,
     table2,
@@ -71,6 +72,12 @@ def _all() -> dict[str, Callable[[], Recipe]]:
         makers += [partial(table5.table5, size, a) for a in (None, *sweep)]
         makers += [partial(table5.table5, size, a, phases) for a in sweep for phases in table5.PHASES[size][2:]]
     makers += [partial(baseline.baseline, data, decay) for data in DATA for decay in baseline.DECAYS]
+    makers += [
+        partial(setting.setting, shortcut, decay, label)
+        for shortcut in setting.MODELS
+        for decay in baseline.DECAYS
+        for label in setting.LABELS
+    ]
     makers += [level.sgd, *(partial(level.level, law, a) for law in level.LAWS for a in fig3.LEVELS)]
     for data in DATA:
         for model in price.MODELS:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ..recipes import baseline as baselines
 from ..recipes import beyond, comparison, fig3, fig5, fig7, price, spectra, table1, table2, table3, table4, table5
 from ..recipes import level as levels
+from ..recipes import setting as settings
 from ..train.recipe import Recipe
 from .experiment import Experiment, Picture
 from .scales import at, renamed, seeded
@@ -110,6 +111,11 @@ def _of_level(scale: str) -> list[Recipe]:
     return at(scale, [levels.sgd(), *(levels.level(law, a) for law in levels.LAWS for a in tried)])
 
 
+def _of_setting(scale: str) -> list[Recipe]:
+    where = [(shortcut, decay) for shortcut in settings.MODELS for decay in baselines.DECAYS]
+    return at(scale, [settings.setting(*one, label) for one in where for label in settings.LABELS])
+
+
 def _of_price(scale: str) -> list[Recipe]:
     return at(scale, [price.price(*where, label) for where in _nets(scale) for label in price.CONTENDERS])
 
@@ -184,6 +190,7 @@ _experiments = [
     Experiment("comparison", "section 6.1", "dropout, DropConnect, SmoothOut, conv or dense only, x2", _of_comparison),
     Experiment("baseline", _own, "which weight decay gives the paper's SGD?", _of_baseline),
     Experiment("level", _own, "what is the paper's noise level?", _of_level),
+    Experiment("setting", _own, "does the gain hang on weight decay and shortcut?", _of_setting),
     Experiment("price", _own, "what does a gain cost in passes?", _of_price),
     Experiment("tune", _own, "levels and rho on images held out, for price", _of_tune),
     Experiment(
