@@ -49,7 +49,8 @@ def test_every_table_has_its_rows(browser, page):
     )
     for part in PARTS:
         assert rows[part.name] >= max(1, len(part.cells)), part.name
-    assert browser.ask("document.querySelectorAll('.overview tbody tr').length") == len(PARTS) + len(questions([])) + 1  # beyond's
+    asked = len(questions([])) + 1  # and what lies beyond
+    assert browser.ask("document.querySelectorAll('.overview tbody tr').length") == len(PARTS) + asked
 
 
 def test_hovering_shows_the_values(browser, page):
