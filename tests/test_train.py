@@ -339,13 +339,25 @@ def test_an_evaluation_leaves_no_trace(changes):
 # --- results and failures ---------------------------------------------------------------------------------------------
 
 
+def test_a_result_tells_what_statistics_gathered_again_would_bring(quiet):
+    noisy = small(method="ssgd", level=0.5)
+    (asked,) = train(replace(noisy, name="asked", recompute_bn=True), quiet)
+    (row,) = train(noisy, quiet)
+    assert row["test_accuracy_recomputed_bn"] == asked["test_accuracy"] != row["test_accuracy"]
+    assert "test_accuracy_recomputed_bn" not in asked
+    weights = read_safetensors(folder(quiet) / "weights.safetensors")  # what was judged: with the statistics of the training
+    again = read_safetensors(folder(quiet, replace(noisy, name="asked")) / "weights.safetensors")
+    learned = [name for name in weights if name.endswith((".weight", ".bias"))]
+    assert all(torch.equal(weights[name], again[name]) == (name in learned) for name in weights)
+
+
 def test_a_result_says_all_about_its_run(quiet, tmp_path):
     recipe = small(method="ssgd", level=0.3, seeds=(3, 4))
     rows = train(recipe, replace(quiet, results=str(tmp_path / "new" / "results.jsonl")))
     assert " ".join(rows[0]) == (
         "experiment model data method mode level law phases weight_decay devices seed epochs passes seconds"
-        " train_loss train_accuracy train_top5_accuracy test_loss test_accuracy test_top5_accuracy skipped device"
-        " versions commit recipe curve curves"
+        " train_loss train_accuracy train_top5_accuracy test_loss test_accuracy test_top5_accuracy"
+        " test_accuracy_recomputed_bn skipped device versions commit recipe curve curves"
     )
     expected = {"experiment": "small", "method": "ssgd", "mode": "both", "level": 0.3, "law": "sphere", "passes": 4.0}
     assert {key: rows[0][key] for key in expected} == expected

@@ -228,6 +228,7 @@ class Job:
             "seconds": round(seconds, 1),
             **{key: value for part in run.kind.AT_THE_END for key, value in run.evaluate(part).items()},
             **{key: value for key, value in last.items() if key.startswith(run.kind.EVERY_EPOCH)},
+            **run.with_statistics_anew(),
             "skipped": counts(run.source.skipped),
             "device": where["devices"][0] if run.device.type == "cuda" else "cpu",
             "versions": {"ssgd": where["ssgd"], "torch": where["torch"], "python": where["python"]},

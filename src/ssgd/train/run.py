@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from .. import models
@@ -167,10 +168,13 @@ class Run:
             self._take_up(self.phase)
         return row
 
-    def evaluate(self, part: str) -> dict[str, float]:
-        """What the clean weights make of a part of the data, ``"test"`` or another, as it is."""
+    def evaluate(self, part: str, anew: bool = False) -> dict[str, float]:
+        """What the clean weights make of a part of the data, ``"test"`` or another, as it is.
+
+        ``anew``: with batch-norm's statistics gathered again for this once, whatever the recipe says.
+        """
         ranks, batches = self.ranks, self._batches_of(part)
-        with self._on_stream(), self._evaluated_net() as net:
+        with self._on_stream(), self._evaluated_net(anew) as net:
             mine = batches(rank=ranks.rank, ranks=ranks.count)
             if self.sharded:
                 mine = in_step(mine, lambda: self._spare_pass(net, next(batches(size=1))), ranks, self.device)
@@ -180,6 +184,17 @@ class Run:
                 sums = self.kind.count(net, mine, self._autocast, self.device)
             sums = total(sums) if ranks.several else sums
             return self.kind.summary(sums.tolist(), part, self.source.classes)
+
+    def with_statistics_anew(self) -> dict[str, float]:
+        """The test accuracy if batch-norm's statistics, which were gathered under noise, are gathered again.
+
+        Nothing where there are none, or where the run is judged so anyway.
+        """
+        gathered = any(isinstance(module, _BatchNorm) and module.track_running_stats for module in self.net.modules())
+        judged_so = self.recipe.recompute_bn or self._average is not None
+        if self.source.kind != "images" or not gathered or judged_so:
+            return {}
+        return {"test_accuracy_recomputed_bn": self.evaluate("test", anew=True)["test_accuracy"]}
 
     def weights(self) -> dict[str, Tensor]:
         """What was judged: the net, or the average where there is one. Every rank must call it."""
@@ -422,11 +437,12 @@ class Run:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     @contextmanager
-    def _evaluated_net(self) -> Iterator[nn.Module]:
+    def _evaluated_net(self, anew: bool = False) -> Iterator[nn.Module]:
         """The net as it is judged: clean weights, or their average; running statistics of rank 0, or recomputed."""
         average = self._average
         net = self.net if average is None else average
-        again = self.recipe.recompute_bn or average is not None
+        always = self.recipe.recompute_bn or average is not None
+        again = always or anew
         kept = [buffer.clone() for buffer in net.buffers()] if again else []
         if again:
             self._seed_layers()
@@ -437,7 +453,7 @@ class Run:
         try:
             yield net
         finally:
-            if again and not self.done:
+            if again and not (always and self.done):
                 with torch.no_grad():
                     for buffer, value in zip(net.buffers(), kept, strict=True):
                         buffer.copy_(value)
