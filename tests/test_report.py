@@ -316,6 +316,18 @@ def test_price_takes_what_was_asked_on_seeds_that_tuning_has_not_seen():
     assert [found.method for found in tune(held).lines] == ["sgd", "halves"]
 
 
+def test_price_tells_what_statistics_gathered_again_bring():
+    def of(label, seed, accuracy, **figures):
+        return run(f"price/cifar100/resnet20/{label}", seed, test_accuracy=accuracy, **figures)
+
+    runs = [of("sgd", seed, 68.0, test_accuracy_recomputed_bn=68.1) for seed in (1, 2)]
+    runs += [of("split-0.26", seed, 68.5, test_accuracy_recomputed_bn=68.6 + seed) for seed in (1, 2)]
+    base, found = price(runs).lines
+    assert (base.anew.mean, base.anew_difference) == (pytest.approx(68.1), None)
+    assert (found.anew.mean, found.anew_difference.mean) == (pytest.approx(70.1), pytest.approx(2.0))
+    assert price(runs).anew and not price([of("sgd", 1, 68.0), of("split-0.26", 1, 68.5)]).anew
+
+
 def test_price_leaves_out_other_protocols_than_its_own():
     def of(*names):
         return [run(name, seed, test_accuracy=90.0 + seed) for name in names for seed in (1, 2)]

@@ -345,7 +345,9 @@ def test_a_result_tells_what_statistics_gathered_again_would_bring(quiet):
     (row,) = train(noisy, quiet)
     assert row["test_accuracy_recomputed_bn"] == asked["test_accuracy"] != row["test_accuracy"]
     assert "test_accuracy_recomputed_bn" not in asked
-    weights = read_safetensors(folder(quiet) / "weights.safetensors")  # what was judged: with the statistics of the training
+    weights = read_safetensors(
+        folder(quiet) / "weights.safetensors"
+    )  # what was judged: with the statistics of the training
     again = read_safetensors(folder(quiet, replace(noisy, name="asked")) / "weights.safetensors")
     learned = [name for name in weights if name.endswith((".weight", ".bias"))]
     assert all(torch.equal(weights[name], again[name]) == (name in learned) for name in weights)

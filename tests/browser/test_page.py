@@ -51,6 +51,8 @@ def test_every_table_has_its_rows(browser, page):
         assert rows[part.name] >= max(1, len(part.cells)), part.name
     asked = len(questions([])) + 1  # and what lies beyond
     assert browser.ask("document.querySelectorAll('.overview tbody tr').length") == len(PARTS) + asked
+    cells = "[...document.querySelectorAll('main table')].map(t => [...t.rows].map(r => r.cells.length))"
+    assert all(len(set(table)) == 1 for table in browser.ask(cells))  # as many cells in each row as in the head
 
 
 def test_hovering_shows_the_values(browser, page):

@@ -17,6 +17,7 @@ from .statistics import Difference, Sample, paired, sample
 VARIANT = ("method", "level", "law", "settings", "perturb", "phases")
 USUAL_PROTOCOL = {**CIFAR, "model": "", "data": ""}
 DATA = ("cifar10", "cifar100")
+ANEW = "test_accuracy_recomputed_bn"
 SPLIT_LEVEL = 0.26  # the one that tuning chose
 PROTOCOL = {name: usual for name, usual in USUAL_PROTOCOL.items() if name not in (*VARIANT, "epochs")}
 
@@ -30,6 +31,8 @@ class Line:
     passes: float | None
     test: Sample
     difference: Difference | None
+    anew: Sample | None = None  # with batch-norm's statistics gathered again
+    anew_difference: Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ class Question:
     @property
     def ran(self) -> bool:
         return bool(self.lines) or any(not series["paper"] for drawn in self.charts for series in drawn["series"])
+
+    @property
+    def anew(self) -> bool:
+        return any(line.anew for line in self.lines)
 
     @property
     def paired(self) -> bool:
@@ -174,7 +181,10 @@ def nearest(run: Run, plain: list[list[Run]]) -> list[Run] | None:
 def line(group: list[Run], base: list[Run] | None) -> Line:
     ours, first = figures(group), group[0]
     difference = paired(ours, figures(base)) if base else None
-    return Line(spoken(first), told(first), passes(first), sample(ours.values()), difference)
+    again = figures(group, ANEW)
+    of_base = figures(base, ANEW) if base else {}
+    anew = (sample(again.values()), paired(again, of_base)) if again else (None, None)
+    return Line(spoken(first), told(first), passes(first), sample(ours.values()), difference, *anew)
 
 
 def price_chart(lines: list[Line]) -> Chart:
