@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -377,6 +378,33 @@ def test_the_table_of_the_level_is_that_of_its_rows():
         assert line.endswith(" | ".join(f"{mine[a]:.2f}" for a in (0.1, 0.3, 0.5, 0.7, 1.0)) + " |")
     theirs = {point["level"]: point["mean"] for point in targets()["fig3_noise_level"]["curves"]["S-SGD"]}
     assert "| the paper, five seeds | " + " | ".join(f"{theirs[a]:.2f}" for a in (0.1, 0.3, 0.5, 0.7, 1.0)) in text
+
+
+def test_what_statistics_gathered_again_bring_is_told():
+    rows = json.loads((ROOT / "results" / "recomputed-bn.json").read_text())["rows"]
+    text = (ROOT / "docs" / "howto.md").read_text()
+    known = {(row["method"], row["seed"]): row["test_accuracy"] for row in at_the_papers_decay()}
+    for method, name in (("sgd", "SGD"), ("ssgd", "both signs, level 0.5"), ("split", "`split`, level 0.26")):
+        mine = [row for row in rows if row["method"] == method]
+        assert all(row["test_accuracy"] == known[method, row["seed"]] for row in mine)
+        own, again = (
+            [{"seed": row["seed"], "of": row[key]} for row in mine] for key in ("test_accuracy", "recomputed")
+        )
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+        assert line.endswith(f" | {spoken(own, 'of')} | {spoken(again, 'of')} | {gain(again, own, 'of')} |")
+        told = {"ssgd": ("README.md", "docs/results.md", "docs/noise-level.md"), "split": ("README.md",)}
+        assert all(spoken(again, "of") in (ROOT / page).read_text() for page in told.get(method, ()))
+    after = 100 - np.load(ROOT / "results" / "fig7" / "plane.npz")["anchor_errors"][1][0]
+    before = rows_of("fig7")[0]["test_accuracy"]
+    assert f"from {before:.2f} to {after:.2f} %" in text
+
+
+def test_the_line_of_figure_2_is_told():
+    line = np.load(ROOT / "results" / "fig2" / "line.npz")
+    at = {x: f"{error:.2f}" for x, error in zip(line["x"].round(3), line["errors"][1], strict=True)}
+    told = f"from {at[0.0]} to {at[-0.25]} %, as far beyond S-SGD's from {at[1.0]} to {at[1.25]} %"
+    text = (ROOT / "docs" / "analysis.md").read_text()
+    assert told in text and f"({at[0.5]} %)" in text
 
 
 def test_where_we_differ_is_told_in_figures_of_the_rows():
