@@ -97,6 +97,14 @@ def test_gains_are_those_of_common_seeds_where_there_are_any():
     assert outcome(found, "table4", [*runs[:3], runs[-1]]).gain == pytest.approx(10.0 - 142 / 3)
 
 
+def test_statistics_gathered_again_are_told_and_decide_nothing():
+    asked = cell("table2", "ResNet20, S-SGD (0.5)", "CIFAR-100")
+    runs = [run("table2/cifar100/resnet20/ssgd-0.5", 1, test_accuracy=60.0, test_accuracy_recomputed_bn=69.4)]
+    found = outcome(asked, "table2", runs)
+    assert (found.verdict, found.anew.mean, found.anew.count) == (NOT_REPRODUCED, 69.4, 1)
+    assert outcome(asked, "table2", [run("table2/cifar100/resnet20/ssgd-0.5", 1)]).anew is None
+
+
 def test_verdict_where_the_paper_says_less():
     assert verdict(Cell("SGD", "", 80.0), Sample(80.7, math.nan, 1), None) == REPRODUCED  # 1 % stands in
     assert verdict(Cell("SGD", "", 80.0), Sample(80.9, math.nan, 1), None) == NOT_REPRODUCED

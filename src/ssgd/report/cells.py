@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from .matching import Wanted, joined_phases, matching
@@ -15,6 +15,7 @@ REPRODUCED, NOT_REPRODUCED, NOT_RUN = "reproduced", "not reproduced", "not run"
 UNDECIDED = "undecided"  # the method was run shortened, or what it is compared with was not run
 OURS_ALONE = "ours alone"  # the paper has no such number
 
+ANEW = "test_accuracy_recomputed_bn"  # with batch-norm's statistics gathered again for the clean weights
 UNSTATED = 0.01  # of the paper's number: its spread, where it states none
 
 RULE = (
@@ -57,6 +58,7 @@ class Outcome:
     small: bool
     verdict: str
     gain: float | None
+    anew: Sample | None = None  # with batch-norm's statistics gathered again: told, and no part of the verdict
 
 
 def outcome(cell: Cell, part: str, runs: list[Run]) -> Outcome:
@@ -66,7 +68,8 @@ def outcome(cell: Cell, part: str, runs: list[Run]) -> Outcome:
     alike = shortened == small  # a whole run gains nothing over a short one
     gain = gain_over(based, ours) if ours and based and alike else None
     said = UNDECIDED if small and cell.paper is not None else verdict(cell, found, gain)
-    return Outcome(cell, ours, found, small, said, gain)
+    anew, _ = values(replace(cell, metric=ANEW), part, runs) if cell.metric == "test_accuracy" else ({}, False)
+    return Outcome(cell, ours, found, small, said, gain, sample(anew.values()) if anew else None)
 
 
 def gain_over(base: Mapping[int, float], ours: Mapping[int, float]) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .cells import ANEW
 from .charts import Chart, chart, curve
 from .matching import CIFAR, USUAL, first_of_each_seed, same, whole_phases
 from .paper import LAW, PHASED_LEVEL, targets
@@ -17,7 +18,6 @@ from .statistics import Difference, Sample, paired, sample
 VARIANT = ("method", "level", "law", "settings", "perturb", "phases")
 USUAL_PROTOCOL = {**CIFAR, "model": "", "data": ""}
 DATA = ("cifar10", "cifar100")
-ANEW = "test_accuracy_recomputed_bn"
 SPLIT_LEVEL = 0.26  # the one that tuning chose
 PROTOCOL = {name: usual for name, usual in USUAL_PROTOCOL.items() if name not in (*VARIANT, "epochs")}
 
