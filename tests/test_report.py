@@ -134,6 +134,16 @@ def test_a_run_counts_wherever_its_training_stands():
     assert not outcome(cell("fig3", "S-SGD conv only", "0.5"), "fig3", runs).ours
 
 
+def test_of_two_runs_of_a_training_the_one_made_for_the_part_counts():
+    runs = [run("baseline/cifar100/5e-4", 0, test_accuracy=68.4), run("fig7/sgd-f", 0, test_accuracy=68.2)]
+    runs += [run("baseline/cifar100/5e-4", 1, test_accuracy=68.0)]
+    found = {part: outcome(cell(part, *where), part, runs).ours for part, where in WHERE.items()}
+    assert found == {"fig7": {0: 68.2, 1: 68.0}, "table2": {0: 68.4, 1: 68.0}}
+
+
+WHERE = {"fig7": ("SGD_f", "test"), "table2": ("ResNet20, SGD", "CIFAR-100")}
+
+
 @pytest.mark.parametrize("part", [name for name, part in PARTS.items() if part.cells])
 def test_another_training_does_not_slip_in(part):
     """Whatever field of the recipe that decides a result is another: no cell takes it."""

@@ -50,7 +50,7 @@ OF_THE_RECIPE = ("epochs",)  # in a row it is how many were trained, in a recipe
 
 
 def matching(runs: Iterable[Run], wanted: Wanted, part: str) -> list[Run]:
-    """The runs of a cell, one for each seed.
+    """The runs of a cell, one for each seed: where a training was made twice, the one made for this part.
 
     Where there is none, runs of scale ``small`` that were shortened for this very part of the paper: their phases
     are as many and marked alike.
@@ -61,11 +61,13 @@ def matching(runs: Iterable[Run], wanted: Wanted, part: str) -> list[Run]:
     short = [
         run
         for run in fits
-        if run.scale == "small"
-        and run.experiment.split("/")[0] == part
-        and marks(run.phases) == marks(wanted["phases"])
+        if run.scale == "small" and _made_for(run, part) and marks(run.phases) == marks(wanted["phases"])
     ]
-    return first_of_each_seed(whole or short)
+    return first_of_each_seed(sorted(whole or short, key=lambda run: not _made_for(run, part)))
+
+
+def _made_for(run: Run, part: str) -> bool:
+    return run.experiment.split("/")[0] == part
 
 
 def _fits(run: Run, wanted: Wanted, aside: tuple[str, ...]) -> bool:
