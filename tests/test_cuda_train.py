@@ -86,6 +86,14 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not() -> None:
         same_end(whole, cut, recipe.name)
 
 
+def test_statistics_gathered_again_are_those_of_a_run_that_is_judged_so() -> None:
+    with folders() as (one, other):
+        recipe = replace(SHORT, method="ssgd", level=0.5)
+        (row,) = train(recipe, replace(EXACT, out=one))
+        (asked,) = train(replace(recipe, recompute_bn=True), replace(EXACT, out=other))
+        assert row["test_accuracy_recomputed_bn"] == asked["test_accuracy"]
+
+
 def test_the_graph_of_every_method_is_its_eager_step() -> None:
     for name in METHODS:
         if name in ("mirror", "sgd-2x", "sgdr", "ssgdr"):  # ranks; the others are steps of sgd and ssgd
