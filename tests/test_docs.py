@@ -399,6 +399,25 @@ def test_what_statistics_gathered_again_bring_is_told():
     assert f"from {before:.2f} to {after:.2f} %" in text
 
 
+def test_the_table_of_sharpness_is_that_of_its_rows():
+    text = (ROOT / "docs" / "analysis.md").read_text()
+    rows = json.loads((ROOT / "results" / "sharpness.json").read_text())["rows"]
+    decimals = {"test_accuracy": 2, "loss": 3, "excess": 2, "sam": 3, "keskar": 0}
+    for method, name in (("sgd", "SGD"), ("split", "split, 0.26"), ("ssgd", "both signs, 0.5")):
+        mine = [row for row in rows if row["method"] == method]
+        figures = [
+            f"{mean(values):.{places}f} ± {stdev(values):.{places}f}"
+            for key, places in decimals.items()
+            if (values := [row[key] for row in mine])
+        ]
+        assert f"| {name} | {' | '.join(figures)} |" in text
+    by_seed = {(row["method"], row["seed"]): row for row in rows}
+    for seed in (3, 4, 5):  # flatter in every seed
+        for key in ("excess", "keskar"):
+            sgd, split, both = (by_seed[method, seed][key] for method in ("sgd", "split", "ssgd"))
+            assert sgd > split > both
+
+
 def test_the_line_of_figure_2_is_told():
     line = np.load(ROOT / "results" / "fig2" / "line.npz")
     at = {x: f"{error:.2f}" for x, error in zip(line["x"].round(3), line["errors"][1], strict=True)}
