@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ssgd.analysis.gathering import tracking_layers
 from ssgd.cli.main import main
+from ssgd.core.batchnorm import tracking_layers
 from ssgd.recipes import get
 from ssgd.solutions import solution, tasks
 from ssgd.train import Execution, train

@@ -394,6 +394,7 @@ def test_what_statistics_gathered_again_bring_is_told():
         assert line.endswith(f" | {spoken(own, 'of')} | {spoken(again, 'of')} | {gain(again, own, 'of')} |")
         told = {"ssgd": ("README.md", "docs/results.md", "docs/noise-level.md"), "split": ("README.md",)}
         assert all(spoken(again, "of") in (ROOT / page).read_text() for page in told.get(method, ()))
+    assert all(row["recomputed"] > row["test_accuracy"] for row in rows if row["method"] == "ssgd")  # all five seeds
     after = 100 - np.load(ROOT / "results" / "fig7" / "plane.npz")["anchor_errors"][1][0]
     before = rows_of("fig7")[0]["test_accuracy"]
     assert f"from {before:.2f} to {after:.2f} %" in text

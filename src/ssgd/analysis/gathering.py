@@ -7,13 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-
-def tracking_layers(model: nn.Module) -> list[_BatchNorm]:
-    """Those that keep statistics."""
-    layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
-    return [layer for layer in layers if layer.running_mean is not None and layer.num_batches_tracked is not None]
+from ..core.batchnorm import tracking_layers
 
 
 @torch.no_grad()

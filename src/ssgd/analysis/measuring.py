@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from ..core.batchnorm import tracking_layers
 from .functional import Called, tensor_places
-from .gathering import gather, tracking_layers
+from .gathering import gather
 from .shaped import captured, compiled
 from .task import Task
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ..core.batchnorm import recompute_bn
+from ..core.batchnorm import recompute_bn, tracking_layers
 from ..core.checks import check_choice
-from .gathering import gather, tracking_layers
+from .gathering import gather
 
 
 def samples(batch: Any) -> int:

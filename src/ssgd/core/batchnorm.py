@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.optim.swa_utils import update_bn
 
 from .checks import check_choice
@@ -20,6 +20,12 @@ def check_policy(policy: str, model: nn.Module | None) -> None:
     check_choice("bn_stats", policy, POLICIES)
     if policy != "both" and model is None:
         raise ValueError(f"bn_stats={policy!r} needs the model: pass model=...")
+
+
+def tracking_layers(model: nn.Module) -> list[_BatchNorm]:
+    """Those that keep statistics."""
+    layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    return [layer for layer in layers if layer.running_mean is not None and layer.num_batches_tracked is not None]
 
 
 class RunningStatistics:

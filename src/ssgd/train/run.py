@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from .. import models
-from ..core.batchnorm import recompute_bn
+from ..core.batchnorm import recompute_bn, tracking_layers
 from ..core.noise import mix
 from ..core.noisy import Noisy
 from ..core.selection import select
@@ -190,9 +189,7 @@ class Run:
 
         Nothing where there are none, or where the run is judged so anyway.
         """
-        gathered = any(isinstance(module, _BatchNorm) and module.track_running_stats for module in self.net.modules())
-        judged_so = self.recipe.recompute_bn or self._average is not None
-        if self.source.kind != "images" or not gathered or judged_so:
+        if self.source.kind != "images" or not tracking_layers(self.net) or self._always_anew:
             return {}
         return {"test_accuracy_recomputed_bn": self.evaluate("test", anew=True)["test_accuracy"]}
 
@@ -441,8 +438,7 @@ class Run:
         """The net as it is judged: clean weights, or their average; running statistics of rank 0, or recomputed."""
         average = self._average
         net = self.net if average is None else average
-        always = self.recipe.recompute_bn or average is not None
-        again = always or anew
+        again = self._always_anew or anew
         kept = [buffer.clone() for buffer in net.buffers()] if again else []
         if again:
             self._seed_layers()
@@ -453,10 +449,15 @@ class Run:
         try:
             yield net
         finally:
-            if again and not (always and self.done):
+            if again and not (self._always_anew and self.done):
                 with torch.no_grad():
                     for buffer, value in zip(net.buffers(), kept, strict=True):
                         buffer.copy_(value)
+
+    @property
+    def _always_anew(self) -> bool:
+        """Whether every evaluation gathers batch-norm's statistics again; those of the last one stay in the net."""
+        return self.recipe.recompute_bn or self._average is not None
 
     @property
     def _average(self) -> nn.Module | None:
