@@ -346,6 +346,20 @@ def test_price_tells_what_statistics_gathered_again_bring():
     assert price(runs).anew and not price([of("sgd", 1, 68.0), of("split-0.26", 1, 68.5)]).anew
 
 
+def test_what_the_noise_of_split_brings_is_its_difference_to_the_halves():
+    def of(label, seed, accuracy):
+        return run(f"price/cifar100/resnet20/{label}", seed, test_accuracy=accuracy)
+
+    runs = [of("sgd", seed, 68.0) for seed in (1, 2)] + [of("halves", seed, 68.1 + seed / 10) for seed in (1, 2)]
+    late = "75-50S-50S-split-0.26"
+    runs += [of(label, seed, 68.9) for label in ("split-0.26", "ssgd-0.5", late) for seed in (1, 2, 3)]
+    lines = {found.method: found.noise for found in price(runs).lines}
+    told = [name for name, noise in lines.items() if noise]
+    assert told == ["split (0.26, uniform)", "split (0.26, uniform), 75-50S-50S"]
+    assert {(lines[name].count, round(lines[name].mean, 6)) for name in told} == {(2, 0.65)}
+    assert price(runs).noise and not price([found for found in runs if found.method != "halves"]).noise
+
+
 def test_price_leaves_out_other_protocols_than_its_own():
     def of(*names):
         return [run(name, seed, test_accuracy=90.0 + seed) for name in names for seed in (1, 2)]
@@ -359,17 +373,18 @@ def test_price_leaves_out_other_protocols_than_its_own():
 
 
 def test_a_setting_has_the_gains_of_its_own_sgd():
-    gains = {("A", "1e-4"): 1.0, ("A", "5e-4"): 0.5, ("B", "5e-4"): 0.25}
+    gains = {("A", "1e-4"): 1.0, ("A", "5e-4"): 0.5, ("B", "5e-4"): 0.25, ("A-2", "5e-4"): 0.125}
     runs = []
-    for (shortcut, decay), gain in gains.items():
+    for (net, decay), gain in gains.items():
         for seed in range(3):
-            runs.append(run(f"setting/{shortcut}/{decay}/sgd", seed, test_accuracy=60 + seed))
-            runs.append(run(f"setting/{shortcut}/{decay}/split-0.26", seed, test_accuracy=60 + seed + gain))
+            runs.append(run(f"setting/{net}/{decay}/sgd", seed, test_accuracy=60 + seed))
+            runs.append(run(f"setting/{net}/{decay}/split-0.26", seed, test_accuracy=60 + seed + gain))
     runs += [run("fig3/all/0.9", 1), run("price/cifar10/resnet20/split-0.26", 1), run("tune/cifar100/resnet20/sgd", 0)]
     found = [one for one in setting(runs).lines if one.difference]
     assert [one.difference.mean for one in found] == list(gains.values())
     assert all(one.difference.count == 2 for one in found)  # seed 0 was tuning's
-    assert [one.protocol.split(",")[0] for one in found] == ["resnet20", "resnet20", "resnet20-B"]
+    assert [one.protocol.split(",")[0] for one in found] == ["resnet20", "resnet20", "resnet20-B", "resnet20"]
+    assert found[-1].protocol.endswith("devices 2") and "devices" not in found[0].protocol
     assert get("setting/A/1e-4/split-0.26").level == SPLIT_LEVEL
 
 

@@ -85,7 +85,7 @@ def test_the_papers_number_of_runs():
     assert counted["table1"] == 2 * 5 * 5 and counted["table2"] == 2 * 6 * 3 * 5 == 2 * counted["tableA1"]
     assert counted["fig3"] == (4 * 10 + 2) * 5 and counted["figA1"] == (6 * 10 + 2) * 5
     assert counted["level"] == (1 + 2 * 10) * 3 and counted["baseline"] == 2 * 3 * 3
-    assert counted["setting"] == 2 * 3 * 3 * 3
+    assert counted["setting"] == 3 * 3 * 3 * 3
 
 
 @pytest.mark.parametrize("name", ["table1/cifar100/75-25S-25S", "fig5/ssgdr/4096", "fig3/conv/0.5", "table5/large/sgd"])

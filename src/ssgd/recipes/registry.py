@@ -73,8 +73,8 @@ def _all() -> dict[str, Callable[[], Recipe]]:
         makers += [partial(table5.table5, size, a, phases) for a in sweep for phases in table5.PHASES[size][2:]]
     makers += [partial(baseline.baseline, data, decay) for data in DATA for decay in baseline.DECAYS]
     makers += [
-        partial(setting.setting, shortcut, decay, label)
-        for shortcut in setting.MODELS
+        partial(setting.setting, net, decay, label)
+        for net in setting.NETS
         for decay in baseline.DECAYS
         for label in setting.LABELS
     ]

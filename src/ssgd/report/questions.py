@@ -33,6 +33,7 @@ class Line:
     difference: Difference | None
     anew: Sample | None = None  # with batch-norm's statistics gathered again
     anew_difference: Difference | None = None
+    noise: Difference | None = None  # of split to halves, which has all of it but the noise
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Question:
     @property
     def anew(self) -> bool:
         return any(line.anew for line in self.lines)
+
+    @property
+    def noise(self) -> bool:
+        return any(line.noise for line in self.lines)
 
     @property
     def paired(self) -> bool:
@@ -118,8 +123,9 @@ def level(runs: list[Run]) -> Question:
 
 def setting(runs: list[Run]) -> Question:
     about = (
-        "The paper states neither its weight decay nor its shortcut (A pads with zeros, B projects). Does what S-SGD "
-        "brings over SGD hang on them? ResNet20, CIFAR-100. Seed 0, which tuning used, is left out."
+        "The paper states neither its weight decay nor its shortcut (A pads with zeros, B projects), nor on how many "
+        "devices, each with batch-norm of its own, a batch of 128 lay. Does what S-SGD brings over SGD hang on them? "
+        "ResNet20, CIFAR-100. Seed 0, which tuning used, is left out."
     )
     nets = ("resnet20", "resnet20-B")
     asked = [run for run in runs if run.seed != 0 and run.data == "cifar100" and run.model in nets]
@@ -162,7 +168,8 @@ def compared(runs: list[Run], chosen: Callable[[Run], bool], held_out: bool = Fa
         others = by_variant(run for run in here if not is_sgd(run) and chosen(run))
         bases = [nearest(group[0], plain) for group in others]
         lines += [line(base, None) for base in plain if any(base is used for used in bases)]
-        lines += [line(group, base) for group, base in zip(others, bases, strict=True)]
+        halves = next((group for group in others if group[0].method == "halves"), [])
+        lines += [line(group, base, halves) for group, base in zip(others, bases, strict=True)]
     return lines
 
 
@@ -178,13 +185,20 @@ def nearest(run: Run, plain: list[list[Run]]) -> list[Run] | None:
     return min(plain, key=lambda group: abs(math.log((passes(group[0]) or 1.0) / cost)), default=None)
 
 
-def line(group: list[Run], base: list[Run] | None) -> Line:
+def line(group: list[Run], base: list[Run] | None, halves: Iterable[Run] = ()) -> Line:
     ours, first = figures(group), group[0]
     difference = paired(ours, figures(base)) if base else None
     again = figures(group, ANEW)
-    of_base = figures(base, ANEW) if base else {}
-    anew = (sample(again.values()), paired(again, of_base)) if again else (None, None)
-    return Line(spoken(first), told(first), passes(first), sample(ours.values()), difference, *anew)
+    return Line(
+        spoken(first),
+        told(first),
+        passes(first),
+        sample(ours.values()),
+        difference,
+        sample(again.values()) if again else None,
+        paired(again, figures(base, ANEW)) if base else None,
+        paired(ours, figures(halves)) if first.method == "split" else None,
+    )
 
 
 def price_chart(lines: list[Line]) -> Chart:

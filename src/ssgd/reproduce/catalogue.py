@@ -112,7 +112,7 @@ def _of_level(scale: str) -> list[Recipe]:
 
 
 def _of_setting(scale: str) -> list[Recipe]:
-    where = [(shortcut, decay) for shortcut in settings.MODELS for decay in baselines.DECAYS]
+    where = [(net, decay) for net in settings.NETS for decay in baselines.DECAYS]
     return at(scale, [settings.setting(*one, label) for one in where for label in settings.LABELS])
 
 
@@ -190,7 +190,7 @@ _experiments = [
     Experiment("comparison", "section 6.1", "dropout, DropConnect, SmoothOut, conv or dense only, x2", _of_comparison),
     Experiment("baseline", _own, "which weight decay gives the paper's SGD?", _of_baseline),
     Experiment("level", _own, "what is the paper's noise level?", _of_level),
-    Experiment("setting", _own, "does the gain hang on weight decay and shortcut?", _of_setting),
+    Experiment("setting", _own, "does the gain hang on weight decay, shortcut or devices?", _of_setting),
     Experiment("price", _own, "what does a gain cost in passes?", _of_price),
     Experiment("tune", _own, "levels and rho on images held out, for price", _of_tune),
     Experiment(

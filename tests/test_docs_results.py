@@ -1,0 +1,272 @@
+"""README and docs: what they tell of trainings is what the rows under results/ have."""
+
+import json
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+import pytest
+
+from ssgd.recipes import get
+from ssgd.recipes.beyond import LABELS, labels
+from ssgd.report.paper import targets
+from ssgd.report.statistics import paired
+
+ROOT = Path(__file__).parent.parent
+
+
+def beyond(task, label):
+    """Those of the recipe as it is today."""
+    rows = [json.loads(line) for line in (ROOT / "results" / "beyond.jsonl").read_text().splitlines()]
+    phases = get(f"beyond/{task}/{label}").phases
+    return [row for row in rows if row["experiment"] == f"beyond/{task}/{label}" and row["phases"] == phases]
+
+
+def spoken(rows, metric):
+    values = [row[metric] for row in rows]
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def difference(rows, base, metric):
+    return paired(*({row["seed"]: row[metric] for row in group} for group in (rows, base)))
+
+
+def gain(rows, base, metric):
+    found = difference(rows, base, metric)
+    return f"{found.mean:+.2f} ± {found.sd:.2f}".replace("-", "−")
+
+
+def interval(rows, base, metric):
+    """Of 95 %."""
+    found = difference(rows, base, metric)
+    return f"{found.low:+.2f} to {found.high:+.2f}".replace("-", "−")
+
+
+@pytest.mark.parametrize(
+    ("page", "task", "told"),
+    [
+        ("speech.md", "an4", ("AN4", "test_wer", "test_cer")),
+        ("speech.md", "connected-digits", ("connected digits", "test_wer", "test_cer")),
+        ("data.md", "tiny-imagenet10", ("tiny-imagenet10", "test_accuracy", "test_top5_accuracy")),
+    ],
+)
+def test_tables_of_beyond_are_those_of_their_rows(page, task, told):
+    name, *metrics = told
+    text = (ROOT / "docs" / page).read_text()
+    table = text[text.index(f"| {name} | passes |") :].partition("\n\n")[0]
+    base = beyond(task, "base")
+    found = [label for label in LABELS if beyond(task, label)]
+    for label, line in zip(found, table.splitlines()[2:], strict=True):
+        rows = beyond(task, label)
+        figures = " | ".join(spoken(rows, metric) for metric in metrics)
+        gained = "" if label == "base" else f"{gain(rows, base, metrics[0])} "
+        cost = f"{rows[0]['epochs']} epochs | {rows[0]['passes']:g} | {len(rows)}"
+        assert line.endswith(f", {cost} | {figures} | {gained}|"), line
+
+
+def test_differences_of_an4_are_told():
+    text = (ROOT / "docs" / "speech.md").read_text()
+    base, longer = beyond("an4", "base"), beyond("an4", "base-2x")
+    for label in ("ssgd", "split", "one-sided", "base-2x"):
+        assert interval(beyond("an4", label), base, "test_wer") in text
+    for label, other in (("split", beyond("an4", "one-sided")), ("ssgd", longer)):
+        assert f"by {gain(beyond('an4', label), other, 'test_wer').removeprefix('−')}" in text
+    assert interval(beyond("an4", "ssgd"), longer, "test_wer") in text
+    readme = (ROOT / "README.md").read_text()
+    for label in ("ssgd", "split"):
+        high, low = interval(beyond("an4", label), base, "test_wer").replace("−", "").split(" to ")
+        assert f"interval {low} to {high})" in readme
+
+
+def test_what_tuning_gave_is_told():
+    text = (ROOT / "README.md").read_text()
+    assert ", ".join(f"{row['level']:g}: {row['test_accuracy']:.2f}" for row in rows_of("tune")) in text
+
+
+def test_the_table_of_words_is_that_of_its_rows():
+    text = (ROOT / "docs" / "language.md").read_text()
+    large = {"base": "SGD", "ssgd": "SGD(29)+S-SGD(26)", "split": "SGD(29)+split(26)", "ssgd-half": "SGD(29)+S-SGD(13)"}
+    for label, name in large.items():
+        rows = beyond("ptb-large", label)
+        figures = " | ".join(spoken(rows, metric) for metric in ("test_perplexity", "valid_perplexity"))
+        assert f"| {name} | {rows[0]['passes']:g} | {len(rows)} | {figures} |" in text
+    gained = {label: beyond("ptb-large", "base")[0][METRIC] - beyond("ptb-large", label)[0][METRIC] for label in large}
+    assert f"S-SGD gains {gained['ssgd']:.2f} in this one seed" in text
+    assert f"of those epochs gain {gained['ssgd-half']:.2f} and `split` {gained['split']:.2f}" in text
+    table = text[text.index("| small LSTM | passes |") :].partition("\n\n")[0]
+    base = beyond("ptb-small", "base")
+    for label, line in zip(labels("ptb-small"), table.splitlines()[2:], strict=True):
+        rows = beyond("ptb-small", label)
+        figures = " | ".join(spoken(rows, metric) for metric in ("test_perplexity", "valid_perplexity"))
+        told = "| |" if label == "base" else f"{gain(rows, base, METRIC)} | {interval(rows, base, METRIC)} |"
+        cost = f"{rows[0]['epochs']} epochs | {rows[0]['passes']:g} | {len(rows)}"
+        assert line.endswith(f", {cost} | {figures} | {told}"), line
+
+
+METRIC = "test_perplexity"
+
+
+def test_the_readmes_table_beyond_cifar_is_that_of_its_rows():
+    text = (ROOT / "README.md").read_text()
+    whole = ("base", "ssgd", "split", "ssgd-half")
+    for task, name, metric, told in (
+        ("ptb-large", "Penn Treebank, large", "test_perplexity", whole),
+        ("ptb-small", "Penn Treebank, small", "test_perplexity", whole),
+        ("an4", "AN4", "test_wer", whole),
+        ("tiny-imagenet10", "ten classes", "test_accuracy", whole),
+    ):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {name}")]
+        figures = " | ".join(spoken(beyond(task, label), metric) for label in told)
+        assert f" | {figures} |" in line
+
+
+def rows_of(name):
+    return [json.loads(line) for line in (ROOT / "results" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def contender(label):
+    """Of price, ResNet20 on CIFAR-100 at the paper's decay; seeds that no tuning has seen."""
+    names = (f"price/cifar100/resnet20/{label}", *(["cifar100/5e-4"] if label == "sgd" else []))
+    rows = [row for row in rows_of("price") + rows_of("baseline") if row["experiment"] in names and row["seed"] > 0]
+    assert len({row["seed"] for row in rows}) == len(rows) == 5
+    return rows
+
+
+def at_little_decay(method):
+    return [row for row in rows_of("split-cifar100") if row["method"] == method]
+
+
+HALVES, LATE, MIX = "SGD on the batch in halves, no noise", "75-50S-50S-split-0.26", "75-25S-25S-0.5"
+AT_THE_PAPERS = {
+    "SGD": "sgd",
+    "both signs, level 0.5": "ssgd-0.5",
+    "both signs in the last 50 of 125 epochs": MIX,
+    HALVES: "halves",
+    "split, level 0.26": "split-0.26",
+    "split in the last 100 epochs": LATE,
+}
+AT_LITTLE = {"SGD": "sgd", HALVES: "halves", "split, level 0.15": "split"}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "method.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    ("rows", "told"), [(at_little_decay, AT_LITTLE), (contender, AT_THE_PAPERS)], ids=("1e-4", "5e-4")
+)
+def test_the_tables_of_split_are_those_of_their_rows(page, rows, told):
+    lines = page.read_text().splitlines()
+    for name, label in told.items():
+        chosen = rows(label)
+        figures = [spoken(chosen, key) for key in ("test_accuracy", "train_accuracy")]
+        if label != "sgd":
+            figures += [told(chosen, rows("sgd"), "test_accuracy") for told in (gain, interval)]
+        assert any(line.startswith(f"| {name} |") and all(f"| {one} |" in line for one in figures) for line in lines)
+
+
+def test_split_is_compared_with_both_signs_and_with_its_control():
+    readme, card = ((ROOT / page).read_text() for page in ("README.md", "docs/method.md"))
+    split, halves = contender("split-0.26"), contender("halves")
+    assert compared(split, contender("ssgd-0.5")) in readme
+    for text in (readme, card):
+        assert compared(split, halves) in text and compared(contender(LATE), halves) in text
+    little = [at_little_decay(method) for method in ("split", "halves")]
+    assert f"by {gain(*little, 'test_accuracy').removeprefix('+')}" in readme
+
+
+def compared(rows, others):
+    return f"by {gain(rows, others, 'test_accuracy')}, {interval(rows, others, 'test_accuracy')}"
+
+
+def test_the_table_of_the_level_is_that_of_its_rows():
+    text = (ROOT / "docs" / "noise-level.md").read_text()
+    rows = [row for row in rows_of("level") + contender("ssgd-0.5") if row["seed"] == 1 and row["method"] == "ssgd"]
+    for law in ("uniform", "sphere"):
+        mine = {row["level"]: row["test_accuracy"] for row in rows if row["law"] == law}
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| `{law}`, a ratio")]
+        assert line.endswith(" | ".join(f"{mine[a]:.2f}" for a in (0.1, 0.3, 0.5, 0.7, 1.0)) + " |")
+    theirs = {point["level"]: point["mean"] for point in targets()["fig3_noise_level"]["curves"]["S-SGD"]}
+    assert "| the paper, five seeds | " + " | ".join(f"{theirs[a]:.2f}" for a in (0.1, 0.3, 0.5, 0.7, 1.0)) in text
+
+
+def test_what_statistics_gathered_again_bring_is_told():
+    rows = json.loads((ROOT / "results" / "recomputed-bn.json").read_text())["rows"]
+    text = (ROOT / "docs" / "howto.md").read_text()
+    measured = [row for label in ("sgd", "ssgd-0.5", "split-0.26") for row in contender(label)]
+    known = {(row["method"], row["seed"]): row["test_accuracy"] for row in measured}
+    for method, name in (("sgd", "SGD"), ("ssgd", "both signs, level 0.5"), ("split", "`split`, level 0.26")):
+        mine = [row for row in rows if row["method"] == method]
+        assert all(row["test_accuracy"] == known[method, row["seed"]] for row in mine)
+        own, again = (
+            [{"seed": row["seed"], "of": row[key]} for row in mine] for key in ("test_accuracy", "recomputed")
+        )
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+        assert line.endswith(f" | {spoken(own, 'of')} | {spoken(again, 'of')} | {gain(again, own, 'of')} |")
+        told = {"ssgd": ("README.md", "docs/results.md", "docs/noise-level.md"), "split": ("README.md",)}
+        assert all(spoken(again, "of") in (ROOT / page).read_text() for page in told.get(method, ()))
+    assert all(row["recomputed"] > row["test_accuracy"] for row in rows if row["method"] == "ssgd")  # all five seeds
+    after = 100 - np.load(ROOT / "results" / "fig7" / "plane.npz")["anchor_errors"][1][0]
+    before = rows_of("fig7")[0]["test_accuracy"]
+    assert f"from {before:.2f} to {after:.2f} %" in text
+
+
+def test_the_table_of_sharpness_is_that_of_its_rows():
+    text = (ROOT / "docs" / "analysis.md").read_text()
+    rows = json.loads((ROOT / "results" / "sharpness.json").read_text())["rows"]
+    decimals = {"test_accuracy": 2, "loss": 3, "excess": 2, "sam": 3, "keskar": 0}
+    for method, name in (("sgd", "SGD"), ("split", "split, 0.26"), ("ssgd", "both signs, 0.5")):
+        mine = [row for row in rows if row["method"] == method]
+        figures = [
+            f"{mean(values):.{places}f} ± {stdev(values):.{places}f}"
+            for key, places in decimals.items()
+            if (values := [row[key] for row in mine])
+        ]
+        assert f"| {name} | {' | '.join(figures)} |" in text
+    by_seed = {(row["method"], row["seed"]): row for row in rows}
+    for seed in (3, 4, 5):  # flatter in every seed
+        for key in ("excess", "keskar"):
+            sgd, split, both = (by_seed[method, seed][key] for method in ("sgd", "split", "ssgd"))
+            assert sgd > split > both
+
+
+def test_the_line_of_figure_2_is_told():
+    line = np.load(ROOT / "results" / "fig2" / "line.npz")
+    at = {x: f"{error:.2f}" for x, error in zip(line["x"].round(3), line["errors"][1], strict=True)}
+    told = f"from {at[0.0]} to {at[-0.25]} %, as far beyond S-SGD's from {at[1.0]} to {at[1.25]} %"
+    text = (ROOT / "docs" / "analysis.md").read_text()
+    assert told in text and f"({at[0.5]} %)" in text
+
+
+def test_where_we_differ_is_told_in_figures_of_the_rows():
+    text = (ROOT / "docs" / "results.md").read_text()
+    solutions = {row["experiment"].split("/")[1]: row for row in rows_of("fig7")}
+    paper = targets()["fig7_surface"]
+    for label, name in (("sgd-m", "SGD_m"), ("sgd-f", "SGD_f")):
+        assert f"{solutions[label]['train_accuracy']:.2f}" in text and f"{paper['train'][name]:.2f} %" in text
+    both, sgd = (solutions[label]["test_accuracy"] for label in ("ssgd", "sgd-f"))
+    theirs = paper["test"]["S-SGD"] - paper["test"]["SGD_f"]
+    assert f"has {both:.2f} where SGD from the same 125 epochs has {sgd:.2f}" in text
+    assert f"a gain of {both - sgd:.2f}, the paper's is {theirs:.2f}" in text
+    little = [row for row in rows_of("baseline") if row["experiment"] == "cifar100/1e-4"]
+    assert f"({spoken(little, 'train_accuracy')})" in text and spoken(little, "test_accuracy").split()[0] in text
+    assert spoken(contender("ssgd-0.5"), "test_accuracy") in text
+
+
+def test_the_table_of_the_small_lstm_is_that_of_its_rows():
+    text = (ROOT / "docs" / "language.md").read_text()
+    for row in rows_of("small-lstm"):
+        recipe, figures = row["recipe"], (row["valid_perplexity"], row["test_perplexity"])
+        told = f"| {recipe['dropout']} | {recipe['decay_after']} | " + " | ".join(f"{one:.2f}" for one in figures)
+        assert f"{told} |" in text
+
+
+def test_the_small_lstm_of_table_5_is_told_beside_the_papers():
+    text = (ROOT / "docs" / "language.md").read_text()
+    paper = targets()["table5_ptb_test_perplexity"]["small"]
+    rows = {row["level"]: row for row in rows_of("table5") if row["experiment"].startswith("table5/small/")}
+    for level, row in rows.items():
+        figures = (row["valid_perplexity"], row[METRIC], paper[f"S-SGD ({level:g})"])
+        assert f"| level {level:g} | {row['passes']:g} | " + " | ".join(f"{one:.2f}" for one in figures) + " |" in text
+        assert abs(figures[1] - figures[2]) < 0.6
+    sgd = {(r["recipe"]["dropout"], r["recipe"]["decay_after"]): r[METRIC] for r in rows_of("small-lstm")}
+    best = min(row[METRIC] for row in rows.values())
+    told = f"{sgd[0.4, 10] - best:.2f} below SGD, and {min(sgd.values()) - best:.2f} below SGD with dropout 0.5"
+    assert told in text
