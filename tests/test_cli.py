@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ssgd.cli.compare import variants
-from ssgd.cli.main import main
+from ssgd.cli.main import CONNECTIONS, main
 from ssgd.methods import METHODS
 from ssgd.models import MODELS
 from ssgd.recipes import RECIPES, get
@@ -163,6 +163,19 @@ def test_methods_and_models_are_listed(capsys, monkeypatch):
     assert main(["models"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 2 and re.match(r"resnet20 +269,722 parameters for 10 classes", shown[0])
+
+
+@pytest.mark.parametrize(
+    ("own", "ranks", "found"),
+    [(None, None, CONNECTIONS), ("4", None, "4"), (None, "1", CONNECTIONS), (None, "2", None)],
+)
+def test_runs_side_by_side_get_connections_unless_told_otherwise(own, ranks, found, monkeypatch, capsys):
+    for name, value in (("CUDA_DEVICE_MAX_CONNECTIONS", own), ("WORLD_SIZE", ranks)):
+        monkeypatch.delenv(name, raising=False)
+        if value:
+            monkeypatch.setenv(name, value)
+    main(["recipes"])
+    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == found
 
 
 def test_words_after_a_command_that_takes_none_are_refused(capsys):

@@ -41,6 +41,7 @@ COMMANDS = {
     "models": models,
     "doctor": doctor,
 }
+CONNECTIONS = "32"  # to a GPU, for kernels of runs side by side: the most there are; CUDA has 8 of its own accord
 NEXT = """from nothing to your own data:
   ssgd doctor                                            what this machine offers, and what to do about the rest
   ssgd train digits                                      a training in seconds, on data that come along
@@ -52,6 +53,8 @@ NEXT = """from nothing to your own data:
 def main(arguments: Sequence[str] | None = None) -> int:
     if "" not in sys.path:
         sys.path.append("")  # models of your own are found in the current folder, as python -m ssgd finds them
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)  # read once, when CUDA starts
     parser = argparse.ArgumentParser(
         prog="ssgd",
         description="Training that finds flat minima.",
