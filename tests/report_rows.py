@@ -11,6 +11,7 @@ from ssgd.analysis.spectrum import Spectrum
 from ssgd.analysis.surface import Surface
 from ssgd.recipes import get
 from ssgd.recipes.beyond import LABELS, labels
+from ssgd.report import write
 from ssgd.report.runs import as_run
 
 
@@ -137,3 +138,8 @@ def spectrum(largest):
         seed=0,
         **facts,
     )
+
+
+def page_of(folder, tmp_path):
+    write(folder, tmp_path / "report.html")
+    return (tmp_path / "report.html").read_text()
