@@ -22,7 +22,8 @@ RULE = (
     "Reproduced: our mean lies no further from the paper's than the two spreads together, and the gain over SGD has "
     "the paper's sign. A spread is a standard deviation over seeds; the paper's is that of its tables A1 and A2 or of "
     "the bars of its figure 3, and where it states none, 1 % of its number. A single seed of ours adds no spread. "
-    "Undecided: our SGD has not been run, so the gain is not known; or our runs were shortened, which is marked: small."
+    "Undecided: our SGD has not been run, so the gain is not known; or our runs were shortened, which is marked: "
+    "small. Ours alone: the paper has no number."
 )
 
 

@@ -149,7 +149,8 @@ def table2(t: dict[str, Any]) -> Part:
                 base = base or cell
                 cells.append(cell)
     about = "Six models on both CIFARs: SGD against S-SGD, the noise level in brackets. Test accuracy, %."
-    return Part("table2", "Table 2", about, tuple(cells))
+    note = "The paper does not state its weight decay: ours is the one that gives its SGD for ResNet20."
+    return Part("table2", "Table 2", about, tuple(cells), note=note)
 
 
 def single_runs(t: dict[str, Any], name: str, title: str, column: str, key: str) -> Part:
@@ -197,6 +198,11 @@ def table4(t: dict[str, Any]) -> Part:
     return Part("table4", "Table 4", about, tuple(cells), note=note)
 
 
+SMALL_LSTM = (
+    "The small model's training is not public: its dropout and its learning rates are those that give the paper's SGD."
+)
+
+
 def table5(t: dict[str, Any]) -> Part:
     cells = []
     for size, numbers in t["table5_ptb_test_perplexity"].items():
@@ -213,7 +219,7 @@ def table5(t: dict[str, Any]) -> Part:
     cells.append(plain)
     cells.append(Cell("large, S-SGD (1.0)", "valid", valid["S-SGD"], None, noisy, "valid_perplexity", base=plain))
     about = "Word-level language models on the Penn Treebank. Perplexity: lower is better."
-    return Part("table5", "Table 5", about, tuple(cells))
+    return Part("table5", "Table 5", about, tuple(cells), note=SMALL_LSTM)
 
 
 def fig2(t: dict[str, Any]) -> Part:
@@ -325,6 +331,7 @@ def perplexities(t: dict[str, Any], name: str, title: str, size: str) -> Part:
             cells.append(Cell(label, f"{level:g}", paper, None, wanted, "test_perplexity", base=plain, x=level))
     about = f"Test perplexity of the {size} language model against the noise level, S-SGD in all or the last epochs."
     note = "The paper's source has SGD's line and table 5's points, not the mixed curves."
+    note = f"{note} {SMALL_LSTM}" if size == "small" else note
     return Part(name, title, about, tuple(cells), LEVEL_AXIS, "test perplexity", note=note, from_zero=True)
 
 

@@ -95,7 +95,8 @@ def baseline(runs: list[Run]) -> Question:
 def split(runs: list[Run]) -> Question:
     about = (
         "One pass instead of two: +n on one half of the batch, −n on the other (split), against SGD, and against SGD "
-        "with batch-norm over half-batches and no noise (halves), on CIFAR. Seeds share initialisation and data order."
+        "with batch-norm over half-batches and no noise (halves), on CIFAR. Seeds share initialisation and data order; "
+        "differences are those of common seeds."
     )
     lines = compared(runs, lambda run: run.method in ("split", "halves") and run.data in DATA)
     return Question("split", "Split", about, "ssgd reproduce price", lines)
@@ -134,7 +135,9 @@ def setting(runs: list[Run]) -> Question:
     def chosen(run: Run) -> bool:
         return (run.method, run.level) in tried and run.law == LAW and whole_phases(run.phases) == CIFAR["phases"]
 
-    return Question("setting", "The setting", about, "ssgd reproduce setting", compared(asked, chosen))
+    lines = compared(asked, chosen)
+    several = len({line.protocol for line in lines}) > 1  # one setting alone answers nothing
+    return Question("setting", "The setting", about, "ssgd reproduce setting", lines if several else [])
 
 
 def price(runs: list[Run]) -> Question:
@@ -167,7 +170,7 @@ def compared(runs: list[Run], chosen: Callable[[Run], bool], held_out: bool = Fa
         plain = by_variant(run for run in here if is_sgd(run))
         others = by_variant(run for run in here if not is_sgd(run) and chosen(run))
         bases = [nearest(group[0], plain) for group in others]
-        lines += [line(base, None) for base in plain if any(base is used for used in bases)]
+        lines += [line(base, None, []) for base in plain if any(base is used for used in bases)]
         halves = next((group for group in others if group[0].method == "halves"), [])
         lines += [line(group, base, halves) for group, base in zip(others, bases, strict=True)]
     return lines
@@ -185,7 +188,7 @@ def nearest(run: Run, plain: list[list[Run]]) -> list[Run] | None:
     return min(plain, key=lambda group: abs(math.log((passes(group[0]) or 1.0) / cost)), default=None)
 
 
-def line(group: list[Run], base: list[Run] | None, halves: Iterable[Run] = ()) -> Line:
+def line(group: list[Run], base: list[Run] | None, halves: list[Run]) -> Line:
     ours, first = figures(group), group[0]
     difference = paired(ours, figures(base)) if base else None
     again = figures(group, ANEW)
@@ -197,8 +200,13 @@ def line(group: list[Run], base: list[Run] | None, halves: Iterable[Run] = ()) -
         difference,
         sample(again.values()) if again else None,
         paired(again, figures(base, ANEW)) if base else None,
-        paired(ours, figures(halves)) if first.method == "split" else None,
+        paired(ours, figures(halves)) if first.method == "split" and alike(first, halves) else None,
     )
+
+
+def alike(run: Run, others: list[Run]) -> bool:
+    """Halved in the same phases."""
+    return any(whole_phases(run.phases) == whole_phases(other.phases) for other in others)
 
 
 def price_chart(lines: list[Line]) -> Chart:
