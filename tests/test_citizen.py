@@ -262,6 +262,47 @@ def test_step_without_points_is_the_bases_and_warns_once():
     assert opt.param_groups[0]["noise_step"] == 0
 
 
+def test_step_after_points_that_were_not_entered_warns_too():
+    x, y = vectors(dtype=torch.float32)
+    model, opt = start()
+    for _ in opt.points():
+        F.cross_entropy(model(x), y).backward()
+        break
+    with pytest.warns(UserWarning, match=r"without points\(\) before it is the base optimizer's plain step"):
+        opt.step()
+
+
+def test_the_bases_own_modes_are_reached():
+    _, opt = start()
+    modes = []
+    opt.train(), opt.eval()  # a base without them
+    opt.base.train, opt.base.eval = (lambda: modes.append("train")), (lambda: modes.append("eval"))
+    opt.train(), opt.eval()
+    assert modes == ["train", "eval"]
+    with next(opt.points()), pytest.raises(RuntimeError, match=r"eval\(\) inside a point"):
+        opt.eval()
+
+
+@pytest.mark.parametrize("level", [0.0, 0.3])
+def test_one_pass_where_no_weight_moves(level):
+    model = mlp(torch.float32)
+    groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "noise": level}]
+    groups += [{"params": [p for p in model.parameters() if p.dim() < 2]}]  # has the level, and nothing to move
+    opt = SSGD(SGD(groups, lr=0.1), 0.3)
+    assert [point.sign for point in taken(opt)] == ([1, -1] if level else [0])
+    model.requires_grad_(False)
+    assert [point.sign for point in taken(opt)] == [0]
+
+
+def taken(opt):
+    found = []
+    for point in opt.points():
+        with point:
+            found.append(point)
+    opt.zero_grad()
+    return found
+
+
 @pytest.mark.parametrize("package", ["transformers", "accelerate", "lightning", "pytorch_lightning"])
 def test_step_without_points_in_someone_elses_loop_is_refused_with_the_remedy(package):
     model, opt = start()

@@ -35,6 +35,22 @@ def make(*shapes, dtype=torch.float32):
     return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
 
 
+def test_kernels_follow_a_parameter_to_other_memory():
+    (parameter,) = make((70, 100))
+    opt = start([parameter], level=0.2)
+    before, moved = parameter.detach().clone(), []
+    for point in opt.points():
+        with point:
+            memory = torch.zeros(7003)  # not on a multiple of 16 bytes
+            with torch.no_grad():
+                parameter.set_(memory[3:].view(70, 100).copy_(parameter))
+            parameter.sum().backward()
+            moved.append((parameter - before).detach())
+    assert torch.equal(parameter, before)
+    torch.testing.assert_close(moved[0], -moved[1])
+    torch.testing.assert_close(moved[0].norm() / before.norm(), torch.tensor(0.2))
+
+
 def start(parameters, level=0.5, lr=0.0, **options):
     opt = SSGD(SGD(parameters, lr=lr), level, **{"seed": 1, "perturb": parameters, **options})
     assert isinstance(opt._moving_weights(), points.FusedTwoPoints)

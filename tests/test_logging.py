@@ -55,6 +55,24 @@ def test_realised_ratios_inside_and_outside_a_point(way):
     assert len(inside) == len(opt.selected) == 2
 
 
+@pytest.mark.parametrize("look", [SSGD.realised_ratios, lambda opt: opt.symmetric_excess(lambda: 0.0)])
+def test_a_look_between_the_points_is_refused(look):
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.0), 0.2)
+    before, moved = weights(model), []
+    for point in opt.points():
+        with point:
+            F.cross_entropy(model(x), y).backward()
+            moved.append([p - b for p, b in zip(weights(model), before, strict=True)])
+        if point.index == 0:
+            with pytest.raises(RuntimeError, match="between two points would change the noise"):
+                look(opt)
+    for plus, minus in zip(*moved, strict=True):
+        torch.testing.assert_close(plus, -minus)
+    look(opt)
+
+
 def test_the_excess_is_positive_at_a_minimum_and_moves_nothing():
     model = mlp()
     x, y = vectors()

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import LBFGS, SGD
 
 from ssgd import SSGD, NoiseSchedule
+from ssgd.methods.sam import SAM
 
 from .problems import mlp, same, vectors, weights
 
@@ -81,6 +82,36 @@ def test_a_refused_wrapper_leaves_the_base_as_it_was():
         with pytest.raises(ValueError):
             SSGD(base, **bad)
     assert base.param_groups == groups
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda base: SSGD(base, 0.1, perturb=[torch.zeros(2, 2)]),
+        lambda base: SSGD(base, 0.1),  # the second group's own level
+        lambda base: SAM(base, 0.1, perturb=[torch.zeros(2, 2)]),
+    ],
+)
+def test_a_wrapper_refused_late_leaves_groups_and_state(refused):
+    model = mlp()
+    halves = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "noise": -1.0}]
+    base = SGD(halves, lr=0.1, momentum=0.9)
+    F.cross_entropy(model(vectors()[0]), vectors()[1]).backward()
+    base.step()
+    before = base.state_dict()
+    with pytest.raises(ValueError):
+        refused(base)
+    assert len(base.param_groups) == 2 and len(base.state) == 4
+    assert base.state_dict()["param_groups"] == before["param_groups"]
+
+
+def test_a_base_is_wrapped_once_until_it_is_released():
+    base = SGD(mlp().parameters(), lr=0.1)
+    opt = SSGD(base, 0.1)
+    with pytest.raises(ValueError, match=r"this SGD is wrapped by SSGD already.*release\(\)"):
+        SSGD(base, 0.5)
+    assert opt.param_groups[0]["noise"] == 0.1
+    assert SAM(opt.release(), 0.2).param_groups[0]["rho"] == 0.2 and "noise" not in base.param_groups[0]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import pickle
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from ssgd.methods import (
     remove_dropconnect,
 )
 
-from .problems import convnet, images, mlp, same, vectors, weights
+from .problems import convnet, images, mlp, same, take_step, vectors, weights
 
 
 def gradient(model, values, x, y):
@@ -489,6 +490,22 @@ def test_averages(kind):
         a, b, c = (k[i] for k in kept)
         expected = (a + b + c) / 3 if kind == "swa" else 0.9 * (0.9 * a + 0.1 * b) + 0.1 * c
         torch.testing.assert_close(average, expected)
+
+
+@pytest.mark.parametrize("kind", ["swa", "ema"])
+def test_an_average_starts_anew_after_a_checkpoint_without_one_and_can_be_pickled(kind):
+    model = mlp()
+    x, y = vectors()
+    opt = Averaging(SGD(model.parameters(), lr=0.5), model=model, kind=kind, decay=0.9)
+    alone = opt.base.state_dict()
+    for _ in range(3):
+        take_step(opt, "points", model, x, y)
+        opt.zero_grad()
+    copied = pickle.loads(pickle.dumps(opt))
+    assert copied.steps == 3 and same(copied.averaged, weights(opt.averaged))
+    opt.load_state_dict(alone)
+    take_step(opt, "points", model, x, y)
+    assert opt.steps == 1 and same(opt.averaged.module, weights(model))
 
 
 def test_an_average_gets_its_own_batch_norm_statistics():

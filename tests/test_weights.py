@@ -2,6 +2,8 @@
 
 import linecache
 import sys
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch.optim import SGD
 
 import ssgd
 from ssgd import SSGD
+from ssgd.methods.nso import NSO
+from ssgd.methods.rwp import RWP
 
 from .problems import WAYS, mlp, run_passes, same, take_step, vectors, weights
 
@@ -289,6 +293,92 @@ def test_frozen_weights_stay_and_unused_ones_return():
     assert same(model, before)
     opt.step()
     assert torch.equal(model[2].weight, before[4])
+
+
+@pytest.mark.parametrize("wrap", [partial(SSGD, noise=0.2, pairs=2), partial(RWP, noise=0.2)], ids=["ssgd", "rwp"])
+@pytest.mark.parametrize("fails", [False, True], ids=["", "fails"])
+def test_what_a_walk_moves_is_settled_when_it_begins(wrap, fails):
+    """A layer thawed on the way, and one frozen."""
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = wrap(SGD(model.parameters(), lr=0.0))
+    first, *_, last = model.children()
+    before = weights(model)
+    last.requires_grad_(False)
+    with pytest.raises(ValueError) if fails else nullcontext():
+        for point in opt.points():
+            last.requires_grad_(True)
+            with point:
+                F.cross_entropy(model(x), y).backward()
+                if fails and point.index == len(point.walk.points) - 1:
+                    raise ValueError
+            first.requires_grad_(point.index == 0)
+        opt.step()
+    assert same(model, before)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in the pass", "between"])
+@pytest.mark.parametrize("wrap", [partial(SSGD, noise=0.2), partial(NSO, noise=0.1), partial(RWP, noise=0.2)])
+def test_a_parameter_that_gets_other_memory_returns_all_the_same(wrap, inside):
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = wrap(SGD(model.parameters(), lr=0.0))
+    before = weights(model)
+
+    def elsewhere():
+        """As an LSTM's flatten_parameters() has it on CUDA."""
+        with torch.no_grad():
+            for p in model.parameters():
+                p.set_(p.clone())
+
+    moved = []
+    for _ in range(2):
+        for point in opt.points():
+            with point:
+                if inside:
+                    elsewhere()
+                F.cross_entropy(model(x), y).backward()
+                moved.append([p - b for p, b in zip(weights(model), before, strict=True)])
+            if not inside:
+                elsewhere()
+        opt.step()
+        opt.zero_grad()
+    assert same(model, before)
+    if not isinstance(opt, RWP):
+        for plus, minus in zip(moved[0], moved[1], strict=True):
+            torch.testing.assert_close(plus, -minus)
+
+
+def test_a_parameter_cut_down_has_noise_of_its_own_length():
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.0), 0.2)
+    weight = next(model.parameters())
+    weight.data[1:] *= 10
+    opt.realised_ratios()
+    weight.data = weight.data[:1]
+    before = weight.detach().clone()
+    with next(opt.points()):
+        torch.testing.assert_close((weight - before).norm() / before.norm(), torch.tensor(0.2))
+
+
+def test_an_iterator_dropped_late_disturbs_no_other_walk():
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.0), 0.2)
+    dropped = [opt.points()]
+    with next(dropped[0]):
+        F.cross_entropy(model(x), y).backward()
+    opt.zero_grad()
+    dropped.append(opt.points())
+    next(dropped[1])  # and never entered
+    for point in opt.points():
+        with point:
+            dropped.clear()
+            ratios = opt.realised_ratios()
+            torch.testing.assert_close(ratios, [torch.tensor(0.2)] * len(ratios))
+            F.cross_entropy(model(x), y).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    opt.step()
 
 
 def test_freezing_while_training_is_seen():

@@ -25,14 +25,25 @@ class Bucket:
     tensors: list[Tensor] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)  # the parameter group each tensor belongs to
     numels: list[int] = field(default_factory=list)  # elements of the whole tensor, over all shards
+    flat: bool = True
 
     @cached_property
     def wide(self) -> torch.dtype:
         """Single precision at least: what norms are taken in."""
         return torch.promote_types(self.tensors[0].dtype, torch.float32)
 
+    def follow(self) -> bool:
+        """Alias anew what has got other memory, as an LSTM's flatten_parameters() does; whether there was any."""
+        moved = False
+        for i, (parameter, tensor) in enumerate(zip(self.parameters, self.tensors, strict=True)):
+            if tensor.data_ptr() != local(parameter).data_ptr():
+                self.tensors[i] = _alias(parameter, self.flat)
+                moved = True
+        return moved
+
     def copy(self) -> list[Tensor]:
         """A copy of the tensors, in one allocation."""
+        self.follow()
         return self.cut(torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in self.tensors]))
 
     def empty(self) -> Tensor:
@@ -50,7 +61,7 @@ class Bucket:
         found = {}
         for p, piece in zip(self.parameters, pieces, strict=True):
             real = as_real(p)
-            laid = piece.as_strided(real.shape, real.stride()) if piece.dim() < real.dim() else piece
+            laid = piece if piece.shape == real.shape else piece.as_strided(real.shape, real.stride())
             found[p] = torch.view_as_complex(laid.clone()) if p.is_complex() else laid  # a clone: pairs must lie evenly
         return found
 
@@ -67,7 +78,7 @@ def make_buckets(parameters: Sequence[tuple[Tensor, int]], flat: bool = True) ->
         taken.add(span)
         cut = sharding(parameter)
         key = (str(tensor.device), str(tensor.dtype), cut and cut.key)
-        bucket = buckets.setdefault(key, Bucket(key, cut))
+        bucket = buckets.setdefault(key, Bucket(key, cut, flat=flat))
         bucket.parameters.append(parameter)
         bucket.tensors.append(tensor)
         bucket.groups.append(group)

@@ -17,6 +17,11 @@ def check_base(base: object) -> None:
         raise TypeError(f"the base must be a torch.optim.Optimizer, not {type(base).__name__}")
     if hasattr(base, "points"):
         raise TypeError(f"the base is a {type(base).__name__} already: wrap the optimizer inside it instead")
+    if other := base.__dict__.get("_wrapped_by"):
+        raise ValueError(
+            f"this {type(base).__name__} is wrapped by {other} already and carries its levels: make a new one, or call "
+            "release() on what wraps it"
+        )
     if isinstance(base, torch.optim.LBFGS):
         raise TypeError("LBFGS is not served: it evaluates its closure at points of its own; use a first-order method")
     if isinstance(base, torch.optim.SparseAdam):

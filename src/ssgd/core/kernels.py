@@ -44,7 +44,6 @@ class BucketKernels:
         self.law = law
         first = bucket.tensors[0]
         self._groups = sorted(set(bucket.groups))
-        self._aligned = all(t.data_ptr() % 16 == 0 for t in bucket.tensors)
         self._starts: list[int] = []
         # For each tensor: address, elements, where its copy begins, its first program, how many there are, blocks of
         # each, blocks of the tensors before, and its group's place among the levels. For each program: its tensor.
@@ -64,12 +63,14 @@ class BucketKernels:
             self.size += triton.cdiv(numel, unit) * unit
             blocks_before += blocks
         self._rows = torch.tensor(rows, dtype=torch.int64, device=first.device)
+        self._aligned = self._are_aligned()
         self._owners = torch.tensor(owners, dtype=torch.int32, device=first.device)
         self._sums = torch.zeros(2, len(owners), device=first.device)  # of w² and of z², for each program
         self._scales = torch.zeros(len(rows), device=first.device)  # what z is multiplied with, for each tensor
 
     def keep(self, seed: Tensor, draw: int) -> Tensor:
         """A copy of w, made while w and the noise to come are measured."""
+        self._follow()
         first = self.bucket.tensors[0]
         kept = torch.empty(self.size, dtype=first.dtype, device=first.device)
         self._launch(_keep, kept, self._sums, seed, draw, self.law.name)
@@ -83,6 +84,7 @@ class BucketKernels:
 
     def minus(self, kept: Tensor, seed: Tensor, draw: int) -> None:
         """w ← kept − n, the n of the last ``plus()``."""
+        self._follow()
         self._launch(_minus, kept, self._scales, seed, draw, self.law.name)
         self._changed()
 
@@ -96,12 +98,22 @@ class BucketKernels:
 
     def back(self, kept: Tensor) -> None:
         """w ← kept."""
+        self._follow()
         self._launch(_back, kept)
         self._changed()
 
     def cut(self, kept: Tensor) -> list[Tensor]:
         """``kept`` in pieces like the tensors."""
         return [kept[start : start + t.numel()] for start, t in zip(self._starts, self.bucket.tensors, strict=True)]
+
+    def _follow(self) -> None:
+        if self.bucket.follow():
+            addresses = [t.data_ptr() for t in self.bucket.tensors]
+            self._rows[:, 0] = torch.tensor(addresses, dtype=torch.int64, device=self._rows.device)
+            self._aligned = self._are_aligned()
+
+    def _are_aligned(self) -> bool:
+        return all(t.data_ptr() % 16 == 0 for t in self.bucket.tensors)
 
     def _launch(self, kernel, *arguments) -> None:
         with torch.cuda.device_of(self._rows):  # Triton launches on the current device

@@ -32,7 +32,7 @@ class Noisy(Wrapper):
     _ranks_here = 1  # data parallel ranks that this process stands for
     _turn = 0  # whose batch the last walk was
     _two_points: TwoPoints | None
-    _signature: list[tuple[int, int, int]]
+    _signature: list[tuple[int, int, torch.Size, int]]
     _generators: dict[Any, torch.Generator]
     _in_graphs: list[TwoPoints]
     _magnitudes: set[int] | None
@@ -65,7 +65,6 @@ class Noisy(Wrapper):
         self._per_rank = per_rank
         self._seed_given = seed is not None
         super().__init__(base, {"noise": noise, "noise_seed": check_seed(seed), "noise_step": 0}, model, nonfinite)
-        self._find_place()
 
     def attach(self, model: nn.Module) -> None:
         super().attach(model)
@@ -132,7 +131,7 @@ class Noisy(Wrapper):
         weights = self._moving_weights()
         for rank in range(self._ranks_here):
             for bucket in weights.buckets:
-                generator = self._generator(bucket, rank)
+                generator = self._generator(weights, bucket, rank)
                 if not isinstance(generator, DeviceSeed):
                     graph.register_generator_state(generator)
         self._in_graphs.append(weights)  # a graph holds addresses, not references
@@ -166,14 +165,13 @@ class Noisy(Wrapper):
             self._magnitudes = magnitudes(self._parameters(), self.model)
         return default_selection(self._parameters(), self._magnitudes)
 
-    def _plus(self, draw: int = 0) -> None:
+    def _plus(self, weights: TwoPoints, draw: int = 0) -> None:
         """w → w + n, with a noise of this step for each number ``draw``."""
-        weights = self._moving_weights()
         weights.plus(*self._levels_and_generators(weights), draw)
 
     def _levels_and_generators(self, weights: TwoPoints) -> tuple[list[Level], list[torch.Generator]]:
         """The level of each parameter group, and what this step's noise is drawn from for each bucket."""
-        return self._levels(), [self._generator(bucket, self._turn) for bucket in weights.buckets]
+        return self._levels(), [self._generator(weights, bucket, self._turn) for bucket in weights.buckets]
 
     def _damping(self) -> Damping | None:
         """What a parameter's noise is divided by, if anything."""
@@ -187,6 +185,9 @@ class Noisy(Wrapper):
             param_group.update(noise_seed=group["noise_seed"], noise_step=group["noise_step"])
         super().add_param_group(param_group)
         self._magnitudes = None
+
+    def _settle(self) -> None:
+        self._find_place()
 
     def _find_place(self) -> None:
         """What depends on how the model is wrapped: which tensors get noise, and this process's share in it."""
@@ -221,13 +222,17 @@ class Noisy(Wrapper):
     def _excursion(self) -> Iterator[TwoPoints]:
         """A look at w + n outside training, with the noise of the next step."""
         self._refuse_inside("this")
+        if self._walk is not None and self._walk.half_way:
+            raise RuntimeError(
+                "this between two points would change the noise of those to come: call it after the last"
+            )
         if not self._noisy():
             raise RuntimeError("every noise level is 0, so there is no point beside w to look at")
         self._seed_generators()
         reshard(self.model)
         weights = self._moving_weights()
         try:
-            self._plus()
+            self._plus(weights)
             yield weights
         finally:
             weights.restore()
@@ -238,7 +243,7 @@ class Noisy(Wrapper):
         index = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
         active = self._active()
         chosen = [(p, index[id(p)]) for p in self.selected if active[index[id(p)]]]
-        signature = [(id(p), local(p).data_ptr(), group) for p, group in chosen]
+        signature = [(id(p), local(p).data_ptr(), p.shape, group) for p, group in chosen]
         if self._two_points is None or signature != self._signature:
             check_model_known(self.model, self.selected)
             flat = self.flat_aliases and self.law.unit != "filter"
@@ -248,17 +253,17 @@ class Noisy(Wrapper):
         return self._two_points
 
     def _noisy(self) -> bool:
-        """Whether any level is above 0."""
+        """Whether any tensor gets noise: chosen, trainable, and of a level above 0."""
         self._levels()  # checks them
-        return any(self._active())
+        return any(self._active()) and bool(self._moving_weights().buckets)
 
     def _active(self) -> list[bool]:
         """Which groups get noise; a tensor is never looked at, and so never taken for zero."""
         return [isinstance(group["noise"], Tensor) or group["noise"] > 0 for group in self.param_groups]
 
-    def _generator(self, bucket: Bucket, rank: int = 0) -> torch.Generator:
+    def _generator(self, weights: TwoPoints, bucket: Bucket, rank: int = 0) -> torch.Generator:
         """That of one of the ranks this process stands for."""
-        kind = DeviceSeed if isinstance(self._two_points, FusedTwoPoints) else torch.Generator
+        kind = DeviceSeed if isinstance(weights, FusedTwoPoints) else torch.Generator
         if (kind, bucket.key, rank) not in self._generators:
             self._generators[kind, bucket.key, rank] = kind(bucket.tensors[0].device)
         return self._generators[kind, bucket.key, rank]
@@ -266,11 +271,12 @@ class Noisy(Wrapper):
     def _seed_generators(self) -> None:
         """Noise is a function of seed, step, rank and shard: all batches of one step see the same."""
         group = self.param_groups[0]
-        for index, bucket in enumerate(self._moving_weights().buckets):
+        weights = self._moving_weights()
+        for index, bucket in enumerate(weights.buckets):
             shard = [] if bucket.sharding is None else bucket.sharding.coordinates
             for rank in range(self._ranks_here):
                 numbers = group["noise_seed"], group["noise_step"], self._place.key + rank, index, *shard
-                self._generator(bucket, rank).manual_seed(mix(*numbers))
+                self._generator(weights, bucket, rank).manual_seed(mix(*numbers))
 
     def _end_step(self) -> None:
         if self._walk is not None and not capturing():

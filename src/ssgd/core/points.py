@@ -24,7 +24,7 @@ class KeptWeights:
     """The weights of some buckets, and a copy of w for as long as they are elsewhere.
 
     ``keep()`` copies w before anything changes it, and ``restore()`` copies it back: whatever happens in between, w
-    returns bit for bit.
+    returns bit for bit, also where a pass has given a parameter other memory.
     """
 
     def __init__(self, buckets: list[Bucket], foreach: bool = True) -> None:
@@ -58,6 +58,7 @@ class KeptWeights:
     def set_to(self, values: Sequence[Sequence[Tensor]]) -> None:
         """The weights become ``values``, a list for each bucket."""
         for bucket, value in zip(self.buckets, values, strict=False):
+            bucket.follow()
             self.each("copy_", bucket.tensors, value)
         torch.clear_autocast_cache()
 
@@ -118,6 +119,7 @@ class TwoPoints(KeptWeights):
         """w → w − n, after rest()."""
         mirror, self._mirror = self._mirror, []
         for bucket, reflected in zip(self.buckets, mirror, strict=True):
+            bucket.follow()
             self.each("mul_", bucket.tensors, [2] * len(reflected))
             self.each("sub_", bucket.tensors, reflected)
         torch.clear_autocast_cache()
@@ -315,19 +317,15 @@ def _has_kernels(device: torch.device) -> bool:
 class SignedMoves:
     """A walk through points w + n (sign 1: new noise), w − n (sign −1: the last noise) and w (sign 0)."""
 
-    def __init__(self, weights: TwoPoints, signs: Sequence[int], plus: Callable[[int], None]) -> None:
+    def __init__(self, weights: TwoPoints, signs: Sequence[int], plus: Callable[[TwoPoints, int], None]) -> None:
         self.weights = weights
         self.signs = signs
         self._plus = plus  # w → w + n, with a noise for each number
 
-    @property
-    def away(self) -> bool:
-        return self.weights.away
-
     def go(self, index: int) -> None:
         sign = self.signs[index]
         if sign > 0 or (sign < 0 and not self.weights.resting):
-            self._plus(index)
+            self._plus(self.weights, index)
         if sign < 0:
             if self.weights.away:  # a point −n of its own
                 self.weights.rest()

@@ -49,10 +49,6 @@ class Moves(Protocol):
     def signs(self) -> Sequence[int]:
         """A label for each point: 1, −1, or 0 for w itself."""
 
-    @property
-    def away(self) -> bool:
-        """Whether the weights may be elsewhere than at w."""
-
     def go(self, index: int) -> None:
         """w → point ``index``."""
 
@@ -80,6 +76,7 @@ class Walk:
         self.done = 0
         self.inside = False
         self.cut_short = False
+        self.over = False
         self.by_closure = False  # then every backward() runs inside its point
         self._seen: list[tuple[int, int]] = []  # the gradients' fingerprint when last looked at
         self._arrivals: list[bool] = []  # whether a gradient came inside each point
@@ -89,6 +86,10 @@ class Walk:
     @property
     def complete(self) -> bool:
         return self.done == len(self.points)
+
+    @property
+    def untouched(self) -> bool:
+        return not (self.cut_short or self.inside or self.done)
 
     @property
     def half_way(self) -> bool:
@@ -101,15 +102,15 @@ class Walk:
                 if self.done <= point.index:
                     raise RuntimeError("a point was passed over: wrap the passes in `with point:`")
         finally:
-            if self.inside or self.moves.away:  # interrupted on the threshold of a `with`
+            if self.inside:  # interrupted on the threshold of a `with`
                 self.abandon()
-            elif not self.complete:
-                self.moves.restore()
+            else:
+                self._go_home()
 
     def enter(self, point: Point) -> None:
         if self.inside:
             raise RuntimeError("points cannot be nested: leave the `with point:` you are in first")
-        if self.cut_short or point.index != self.done:
+        if self.cut_short or self.over or point.index != self.done:
             raise RuntimeError("this point is over: take points in order, each once, from a new points() or split()")
         if point.index and fingerprint(self.parameters) != self._seen:
             raise RuntimeError("a backward() ran after its point was left: call backward() inside `with point:`")
@@ -150,8 +151,13 @@ class Walk:
             self.abandon()
             raise
 
+    def close(self) -> None:
+        """No point follows. An iterator that is dropped later finds nothing left to do, and disturbs no other walk."""
+        self._go_home()
+        self.over = True
+
     def abandon(self) -> None:
-        """Weights and statistics as before the batch, its gradients dropped: it can be skipped."""
+        """Weights as before the batch, its gradients dropped: it can be skipped."""
         self.moves.restore()
         reshard(self.model)
         self._cleanup.close()
@@ -159,6 +165,10 @@ class Walk:
         clear(self.parameters)
         self.inside = False
         self.cut_short = True
+
+    def _go_home(self) -> None:
+        if not (self.over or self.complete or self.cut_short):
+            self.moves.restore()
 
     def _check_arrival(self, point: Point) -> None:
         """A last pass without a backward() after passes with one: it is still to come, and would come too late."""

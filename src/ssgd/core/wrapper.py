@@ -45,9 +45,20 @@ class Wrapper(Optimizer):
         self._losses: list[Loss] = []
         self._warned = False
         self._reset()
-        state = base.state
-        super().__init__(base.param_groups, {**base.defaults, **own})
-        base.state = state
+        groups, state = base.param_groups, base.state
+        given = [dict(group) for group in groups]
+        try:
+            super().__init__(groups, {**base.defaults, **own})
+            self._settle()
+        except BaseException:
+            for group, before in zip(groups, given, strict=True):
+                group.clear()
+                group.update(before)
+            base.param_groups = groups
+            raise
+        finally:
+            base.state = state
+        base.__dict__["_wrapped_by"] = type(self).__name__
 
     def points(self) -> Iterator[Point]:
         """The points to take this batch's gradient at; run forward and backward inside ``with point:``."""
@@ -60,7 +71,7 @@ class Wrapper(Optimizer):
         """
         loss = None if closure is None else self._evaluate(closure)
         walk = self._walk
-        if walk is None:
+        if walk is None or walk.untouched:
             self._warn_without_points()
         elif walk.half_way:
             raise RuntimeError(
@@ -86,12 +97,22 @@ class Wrapper(Optimizer):
         self._refuse_inside("attach()")
         self.model = model
 
+    def train(self) -> None:
+        """The base's own, where it has one: schedule-free optimizers train at other weights than they are judged at."""
+        getattr(self.base, "train", lambda: None)()
+
+    def eval(self) -> None:
+        """The base's own, where it has one."""
+        self._refuse_inside("eval()")
+        getattr(self.base, "eval", lambda: None)()
+
     def release(self) -> Optimizer:
         """The base, without what was this method's own in its groups: for another method to take over."""
         self._refuse_inside("release()")
         for group in self.param_groups:
             for key in self.own_keys:
                 group.pop(key, None)
+        self.base.__dict__.pop("_wrapped_by", None)
         return self.base
 
     @property
@@ -139,7 +160,7 @@ class Wrapper(Optimizer):
         for group, mine in zip(self.param_groups, own, strict=True):
             for key, value in mine.items():
                 group.setdefault(key, value)
-        self._walk = None
+        self._forget_walk()
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("a copy")
@@ -153,6 +174,9 @@ class Wrapper(Optimizer):
             self.base.__setstate__(state)
 
     # --- below here: how --------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """What a method makes of the groups it was given; where it raises, the base stays as it was."""
 
     def _reset(self) -> None:
         self._walk = None
@@ -169,6 +193,8 @@ class Wrapper(Optimizer):
             )
         if last is not None and (last.cut_short or all(p.grad is None for p in self._parameters())):
             self._end_step()  # GradScaler skipped the step, or the gradients were cleared behind our back
+        if last is not None:
+            last.close()
         self._walk = walk()
         return self._walk
 
@@ -242,7 +268,12 @@ class Wrapper(Optimizer):
         if self._walk is not None:
             found = [point.loss for point in self._walk.points if point.loss is not None]
             self._losses = [loss.detach() if isinstance(loss, Tensor) else loss for loss in found]
-            self._walk = None
+            self._forget_walk()
+
+    def _forget_walk(self) -> None:
+        if self._walk is not None:
+            self._walk.close()
+        self._walk = None
 
     def _levels(self) -> list[Level]:
         """The level of each parameter group, the first of the method's own keys, checked."""

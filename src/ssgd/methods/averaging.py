@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from ..core.parallel import bare, is_sharded
 from .plain import Plain
+
+Tensors = tuple[Tensor, ...] | list[Tensor]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """torch's own, which are functions that cannot be pickled: made where they are called."""
+
+    kind: str
+    decay: float
+
+    def __call__(self, averaged: Tensors, current: Tensors, count: Tensor | int) -> None:
+        rule = get_swa_multi_avg_fn() if self.kind == "swa" else get_ema_multi_avg_fn(self.decay)  # type: ignore[no-untyped-call]
+        rule(averaged, current, count)
 
 
 class Averaging(Plain):
@@ -46,9 +61,8 @@ class Averaging(Plain):
         super().__init__(base, model=model, nonfinite=nonfinite)
         self.kind, self.decay, self.start, self.every = kind, decay, start, every
         self.steps = 0
-        rule = get_swa_multi_avg_fn() if kind == "swa" else get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._trained = bare(model)
-        self.averaged = AveragedModel(self._trained, multi_avg_fn=rule)
+        self.averaged = AveragedModel(self._trained, multi_avg_fn=Rule(kind, decay))
 
     def state_dict(self) -> dict[str, Any]:
         found = super().state_dict()
@@ -62,6 +76,9 @@ class Averaging(Plain):
         if "averaging" in state_dict:
             self.steps = state_dict["averaging"]["steps"]
             self.averaged.load_state_dict(copy.deepcopy(state_dict["averaging"]["averaged"]))
+        else:
+            self.steps = 0
+            self.averaged.n_averaged.zero_()  # the next weights are then all there is to average
 
     def _step_base(self) -> bool:
         stepped = super()._step_base()

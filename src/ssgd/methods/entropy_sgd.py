@@ -105,10 +105,6 @@ class Langevin:
         self._inner: list[list[Tensor]] = []  # x′
         self._mean: list[list[Tensor]] = []  # μ
 
-    @property
-    def away(self) -> bool:
-        return self.weights.away
-
     @torch.no_grad()
     def go(self, index: int) -> None:
         clear(self.opt._parameters())
@@ -124,7 +120,7 @@ class Langevin:
         levels = self.opt._levels()
         for i, bucket in enumerate(self.weights.buckets):
             flat = bucket.empty()
-            self.weights.law.fill(flat, self.opt._generator(bucket))
+            self.weights.law.fill(flat, self.opt._generator(self.weights, bucket))
             rows = zip(
                 bucket.tensors,
                 bucket.parameters,

@@ -57,8 +57,10 @@ class SAM(Wrapper):
         self.foreach = foreach is not False
         self._perturb = None if perturb is None else list(perturb)
         super().__init__(base, {"rho": rho}, model, nonfinite)
+
+    def _settle(self) -> None:
         check_chosen(self._perturb, self._parameters())
-        check_model_known(model, self._parameters())
+        check_model_known(self.model, self._parameters())
 
     def points(self) -> Iterator[Point]:
         """w, then w + e; run the same batch at both."""
@@ -100,10 +102,6 @@ class Climb:
         self.adaptive = adaptive
         self.signs = [0] if alone else [0, 1]
         self._slopes: list[list[Tensor]] = []
-
-    @property
-    def away(self) -> bool:
-        return self.weights.away
 
     def go(self, index: int) -> None:
         if index == 1:
