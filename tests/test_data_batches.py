@@ -1,4 +1,4 @@
-"""Which images a batch and a rank take."""
+"""Which samples a batch and a rank take."""
 
 import pytest
 
@@ -15,21 +15,21 @@ def test_the_ranks_share_each_batch_and_the_batches_share_the_epoch() -> None:
     assert taken == list(range(48))
 
 
-@pytest.mark.parametrize(("images", "ranks"), [(50, 1), (50, 3), (2, 4)])
-def test_in_order_every_image_is_in_one_share(images: int, ranks: int) -> None:
-    shares = [[list(range(images)[part]) for part in in_order(images, 8, rank, ranks)] for rank in range(ranks)]
-    assert [i for share in shares for part in share for i in part] == list(range(images))
+@pytest.mark.parametrize(("samples", "ranks"), [(50, 1), (50, 3), (2, 4)])
+def test_in_order_every_sample_is_in_one_share(samples: int, ranks: int) -> None:
+    shares = [[list(range(samples)[part]) for part in in_order(samples, 8, rank, ranks)] for rank in range(ranks)]
+    assert [i for share in shares for part in share for i in part] == list(range(samples))
     assert all(1 <= len(part) <= 8 for share in shares for part in share)
     sizes = [sum(map(len, share)) for share in shares]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_what_cannot_be_is_a_sentence() -> None:
-    with pytest.raises(ValueError, match="a batch of 64 cannot be filled from 50 training images"):
+    with pytest.raises(ValueError, match="a batch of 64 cannot be filled from 50 training samples"):
         whole_batches(50, 64)
-    with pytest.raises(ValueError, match="at least 1 image, not 0"):
+    with pytest.raises(ValueError, match="at least 1 sample, not 0"):
         whole_batches(50, 0)
-    with pytest.raises(ValueError, match="at least 1 image, not 0"):
+    with pytest.raises(ValueError, match="at least 1 sample, not 0"):
         in_order(50, 0, 0, 1)
     with pytest.raises(ValueError, match="a batch of 10 cannot be divided evenly among 4 ranks"):
         part_of_batch(50, 0, 10, 0, 4)

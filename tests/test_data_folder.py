@@ -244,6 +244,15 @@ def test_a_file_may_tell_the_classes_of_the_test_images(root) -> None:
         Folder(root, 8, workers=0, bad="skip")
 
 
+@pytest.mark.parametrize("bad", ["raise", "skip"])
+def test_a_label_file_is_in_utf8(root, bad: str) -> None:
+    (root / "val.txt").write_bytes(b"\xef\xbb\xbfa/0.png a\n")  # with a byte-order mark
+    assert len(all_of(Folder(root, 8, workers=0, bad=bad).test_batches())[1]) == 1
+    (root / "val.txt").write_bytes(b"a/0.png a\n\xff\xfe")
+    with pytest.raises(ValueError, match=r"val\.txt:2 is not text in UTF-8: convert the file"):
+        Folder(root, 8, workers=0, bad=bad)
+
+
 def test_images_that_do_not_decode_can_be_left_out(root) -> None:
     file = root / "train" / "a" / "04.png"
     file.write_bytes(file.read_bytes()[:-200])

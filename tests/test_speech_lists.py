@@ -1,6 +1,7 @@
 """Lists of utterances: manifests, Kaldi folders, AN4, spoken digits, WSJ's discs, and their faults."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -121,6 +122,43 @@ def test_transcripts_of_an4_that_do_not_belong(tmp_path):
     found, faults, _ = faulty(read_an4, tmp_path, "train")
     assert len(found) == 1
     assert faults == [("an4_train.transcription:2", "broken row"), ("an4_train.transcription:3", "broken row")]
+
+
+# --- not UTF-8 ------------------------------------------------------------------------------------------------------
+
+
+KALDI = {"wav.scp": "u1 a.wav", "text": "u1 YES", "segments": "u1 u1 0 1", "utt2spk": "u1 ann"}
+AN4 = {"etc/an4_train.fileids": "an4_clstk/fash/u1", "etc/an4_train.transcription": "YES (u1)"}
+LISTS = {"train.jsonl": '{"audio": "a.wav", "text": "yes"}', **KALDI, **AN4}
+
+
+@pytest.fixture(params=LISTS)
+def a_list(tmp_path, request):
+    """One list of a corpus of one utterance, and how the corpus is read."""
+    for name, row in LISTS.items():
+        lines(tmp_path / name, row)
+    name = request.param
+    reader, *where = read_manifest, tmp_path / name
+    if name in KALDI:
+        reader, *where = read_kaldi, tmp_path
+    elif name in AN4:
+        reader, *where = read_an4, tmp_path, "train"
+    return tmp_path / name, partial(reader, *where)
+
+
+@pytest.mark.parametrize("bad", ["raise", "skip"])
+def test_a_list_that_is_not_utf8_is_named_with_its_line(a_list, bad):
+    file, read = a_list
+    file.write_bytes(file.read_bytes() + b"\xff\xfe")
+    with pytest.raises(ValueError, match=rf"{file.name}:2 is not text in UTF-8: convert the file"):
+        read(Faults(bad))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_list(a_list):
+    file, read = a_list
+    plain = read(Faults())
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert len(plain) == 1 and read(Faults()) == plain
 
 
 # --- digits ---------------------------------------------------------------------------------------------------------

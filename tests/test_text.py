@@ -99,10 +99,17 @@ def test_without_unk_nothing_can_be_replaced_by_it(folder):
         text(folder, bad="skip")
 
 
-def test_a_file_that_is_no_text_is_named(folder):
-    (folder / "my.valid.txt").write_bytes(b"the \xff cat\n")
-    with pytest.raises(ValueError, match=r"my\.valid\.txt is not text in UTF-8"):
-        text(folder)
+@pytest.mark.parametrize("bad", ["raise", "skip"])
+def test_a_file_that_is_no_text_is_named(folder, bad):
+    (folder / "my.valid.txt").write_bytes(b"the cat\nthe \xff cat\n")
+    with pytest.raises(ValueError, match=r"my\.valid\.txt:2 is not text in UTF-8"):
+        text(folder, bad=bad)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_word(folder):
+    plain = text(folder)
+    (folder / "my.train.txt").write_text(LINES["train"], encoding="utf-8-sig")
+    assert text(folder).vocabulary == plain.vocabulary
 
 
 # --- batches --------------------------------------------------------------------------------------------------------

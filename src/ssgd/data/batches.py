@@ -1,4 +1,4 @@
-"""Which images make up a batch, and which of them a rank takes."""
+"""Which samples make up a batch, and which of them a rank takes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from ssgd.core.noise import mix
 
 
-def whole_batches(images: int, size: int) -> int:
-    """How many batches of ``size`` an epoch has; images that do not fill one are left out of it."""
+def whole_batches(samples: int, size: int) -> int:
+    """How many batches of ``size`` an epoch has; samples that do not fill one are left out of it."""
     if size < 1:
-        raise ValueError(f"a batch needs at least 1 image, not {size}")
-    if images < size:
-        raise ValueError(f"a batch of {size} cannot be filled from {images} training images: make the batch smaller")
-    return images // size
+        raise ValueError(f"a batch needs at least 1 sample, not {size}")
+    if samples < size:
+        raise ValueError(f"a batch of {size} cannot be filled from {samples} training samples: make the batch smaller")
+    return samples // size
 
 
-def part_of_batch(images: int, step: int, size: int, rank: int, ranks: int) -> slice:
+def part_of_batch(samples: int, step: int, size: int, rank: int, ranks: int) -> slice:
     """Where rank ``rank``'s part of batch ``step`` lies in the epoch."""
-    steps = whole_batches(images, size)
+    steps = whole_batches(samples, size)
     _check_rank(rank, ranks)
     if not 0 <= step < steps:
         raise ValueError(f"step {step} is not in this epoch: it has the steps 0 to {steps - 1} at batch size {size}")
@@ -31,12 +31,12 @@ def part_of_batch(images: int, step: int, size: int, rank: int, ranks: int) -> s
     return slice(start, start + part)
 
 
-def in_order(images: int, size: int, rank: int, ranks: int) -> Iterator[slice]:
-    """Rank ``rank``'s share of all images, in pieces of at most ``size``: every image is in one share."""
+def in_order(samples: int, size: int, rank: int, ranks: int) -> Iterator[slice]:
+    """Rank ``rank``'s share of all samples, in pieces of at most ``size``: every sample is in one share."""
     if size < 1:
-        raise ValueError(f"a batch needs at least 1 image, not {size}")
+        raise ValueError(f"a batch needs at least 1 sample, not {size}")
     _check_rank(rank, ranks)
-    first, end = rank * images // ranks, (rank + 1) * images // ranks
+    first, end = rank * samples // ranks, (rank + 1) * samples // ranks
     return (slice(start, min(start + size, end)) for start in range(first, end, size))
 
 

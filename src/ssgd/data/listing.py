@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ssgd.data.faults import Faults, Unusable
 from ssgd.data.images import held_out as draw_held_out
+from ssgd.data.lines import utf8_lines
 
 File = tuple[str, int]  # its path and class
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
@@ -86,11 +87,11 @@ def _by_label_file(labels: Path, folder: Path, classes: list[str], faults: Fault
     numbers = {str(number): number for number in numbers.values()} | numbers
     inside = folder / "images" if (folder / "images").is_dir() else folder  # Tiny ImageNet's
     files = []
-    for row, line in enumerate(labels.read_text(encoding="utf-8").splitlines(), 1):
+    for place, line in utf8_lines(labels):
         words = line.split()
         if len(words) < 2 or words[1] not in numbers:
             sentence = f"{line!r} is not a file and its class: write one of {folder.parent / 'train'} behind the file"
-            faults.add(f"{labels}:{row}", Unusable("broken row", sentence))
+            faults.add(place, Unusable("broken row", sentence))
         else:
             files.append((str(inside / words[0]), numbers[words[1]]))
     if not files:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ssgd.data import batches
 from ssgd.data.faults import Faults, Skipped, Unusable
+from ssgd.data.lines import utf8_lines
 
 END, UNKNOWN = "<eos>", "<unk>"
 PARTS = ("train", "valid", "test")
@@ -167,9 +168,8 @@ class _Reader:
 
     def read(self, file: Path) -> Tensor:
         found: list[int] = []
-        for line, words in enumerate(_lines(file), start=1):
-            place = f"{file}:{line}"
-            if words:
+        for place, line in utf8_lines(file):
+            if words := line.split():
                 found += [self._number(word, place) for word in words]
                 found.append(0)
             else:
@@ -192,17 +192,6 @@ class _Reader:
                 f"replace its rare words by {UNKNOWN}"
             )
         return self.numbers[UNKNOWN]
-
-
-def _lines(file: Path) -> Iterable[list[str]]:
-    try:
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                yield line.split()
-    except UnicodeDecodeError as problem:
-        raise ValueError(
-            f"{file} is not text in UTF-8 ({problem.reason}): convert it, by iconv -t utf-8, say"
-        ) from None
 
 
 def _file(folder: Path, part: str) -> Path:

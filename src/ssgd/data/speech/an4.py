@@ -7,6 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ssgd.data.faults import Faults, Unusable
+from ssgd.data.lines import utf8_lines
 from ssgd.data.speech.utterances import Clip, Utterance
 
 
@@ -16,8 +17,7 @@ def read_an4(folder: str | Path, part: str, faults: Faults) -> list[Utterance]:
     ids, transcripts = etc / f"an4_{part}.fileids", etc / f"an4_{part}.transcription"
     if not ids.exists():
         raise FileNotFoundError(f"{ids} is not there: unpack AN4 so that {folder} has etc/ and feat/")
-    names = ids.read_text(encoding="utf-8").splitlines()
-    rows = transcripts.read_text(encoding="utf-8").splitlines()
+    names, rows = ([line for _, line in utf8_lines(file)] for file in (ids, transcripts))
     found = []
     for number, (name, row) in enumerate(zip_longest(names, rows, fillvalue=""), 1):
         place = f"{transcripts}:{number}"

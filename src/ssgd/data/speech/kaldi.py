@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ssgd.data.faults import Faults, Unusable
+from ssgd.data.lines import utf8_lines
 from ssgd.data.speech.utterances import Clip, Utterance
 
 Rows = dict[str, tuple[str, str]]  # by key: the place of a row, and the rest of it
@@ -55,14 +56,12 @@ def _rows(path: Path, faults: Faults, optional: bool = False) -> Rows:
     found: Rows = {}
     if optional and not path.exists():
         return found
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            place = f"{path}:{number}"
-            key, _, rest = line.strip().partition(" ")
-            if not key:
-                faults.add(place, Unusable("empty line", "an empty line: delete it"))
-            elif key in found:
-                faults.add(place, Unusable("broken row", f"{key} stands in {found[key][0]} already: keys are unique"))
-            else:
-                found[key] = place, rest.strip()
+    for place, line in utf8_lines(path):
+        key, _, rest = line.strip().partition(" ")
+        if not key:
+            faults.add(place, Unusable("empty line", "an empty line: delete it"))
+        elif key in found:
+            faults.add(place, Unusable("broken row", f"{key} stands in {found[key][0]} already: keys are unique"))
+        else:
+            found[key] = place, rest.strip()
     return found

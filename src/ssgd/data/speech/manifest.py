@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ssgd.data.faults import Faults, Unusable
+from ssgd.data.lines import utf8_lines
 from ssgd.data.speech.utterances import Clip, Utterance
 
 
@@ -17,13 +18,11 @@ def read_manifest(path: str | Path, faults: Faults) -> list[Utterance]:
     """
     path = Path(path)
     found = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            place = f"{path}:{number}"
-            try:
-                found.append(_utterance(line, path, place))
-            except Unusable as fault:
-                faults.add(place, fault)
+    for place, line in utf8_lines(path):
+        try:
+            found.append(_utterance(line, path, place))
+        except Unusable as fault:
+            faults.add(place, fault)
     return found
 
 
