@@ -151,6 +151,14 @@ def test_a_curve_that_is_needed_must_be_whole(tmp_path):
     assert [len(plan(made_of(recipe, curves=c), "paper", Results(tmp_path)).to_do) for c in (True, False)] == [0, 0]
 
 
+def test_a_row_that_lacks_what_a_plan_needs_is_no_fault(tmp_path, capsys):
+    row = {"recipe": {"name": "x", "data": "digits", "model": "small-cnn"}, "seed": 0}
+    (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
+    words = ["reproduce", "fig4", "--scale", "smoke", "--plan", "--results", str(tmp_path)]
+    assert main(words) == 0 and "to do" in capsys.readouterr().out
+    assert main([*words, "--limit", "-1"]) != 0 and "limit must be a whole number" in capsys.readouterr().err
+
+
 def test_a_torn_line_is_passed_over_and_never_touched(tmp_path):
     file = tmp_path / "test.jsonl"
     before = json.dumps(row_of(tiny())).encode() + b'\n["no row"]\n{"experiment": "te'
@@ -329,7 +337,7 @@ def test_a_run_that_fails_does_so_alone_and_is_told(here, monkeypatch, capsys):
     monkeypatch.setitem(EXPERIMENTS, "test", made_of(bad, tiny("good"), tiny("far", data="nowhere")))
     assert main(["reproduce", "test", "--device", "cpu"]) == 1
     shown = capsys.readouterr()
-    assert re.search(r"^test/bad/seed-0 failed: the loss is \w+ after epoch \d: lower lr", shown.err, re.MULTILINE)
+    assert re.search(r"^test/bad/seed-0 failed: the (test )?loss is \w+ after epoch \d: lower lr", shown.err, re.MULTILINE)
     assert "test/far/seed-0 failed: no data set called 'nowhere'" in shown.err
     assert re.search(r"^test/good +1 of 1 +\d+\.\d\d ", shown.out, re.MULTILINE)
     assert "still missing: runs: 2; new rows go to results/test.jsonl" in shown.out

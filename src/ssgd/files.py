@@ -47,6 +47,12 @@ def write_whole(path: str | Path, data: bytes | Callable[[BinaryIO], object]) ->
         _sync_folder(path.parent)
 
 
+def make_room(path: Path) -> None:
+    """The folder that a file is to lie in."""
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def append_line(path: str | Path, text: str) -> None:
     """``text`` as the last line of a file; where the disk refuses, the file stays as it was."""
     path, line = Path(path), f"{text}\n".encode()

@@ -40,10 +40,13 @@ def run(options: argparse.Namespace) -> int:
 
 def work(options: argparse.Namespace) -> int:
     from .. import reproduce
+    from ..core.checks import check_count
     from ..reproduce import wording
     from ..train.execution import Execution
     from ..train.terminal import speaks
 
+    if options.limit is not None:
+        check_count("limit", options.limit)
     results = reproduce.Results(options.results)
     if options.name is None:
         print(wording.listing(options.scale, results, options.out))

@@ -146,8 +146,9 @@ def _rates(rows: Iterable[Row], device: str, at_once: int) -> dict[str, float]:
     """Seconds a sample, by net."""
     found = defaultdict(list)
     for row in rows:
-        work = _work(row["passes"], row["recipe"]) if row.get("recipe") else None
-        if work and row["device"] == device:
+        whole = row.get("recipe") and row.keys() >= {"passes", "model", "seconds"}
+        work = _work(row["passes"], row["recipe"]) if whole else None
+        if work and row.get("device") == device:
             found[row["model"]].append(row["seconds"] / row.get("at_once", at_once) / work)
     return {model: mean(seconds) for model, seconds in found.items()}
 

@@ -38,7 +38,7 @@ class Results:
     def has(self, row: Row) -> bool:
         """Whether the run that this row is of has one already, under its own name."""
         alike = self._of[identity(Recipe.from_json(row["recipe"])), row["seed"]]
-        return any(other["experiment"] == row["experiment"] for other in alike)
+        return any(other.get("experiment") == row["experiment"] for other in alike)
 
     def append(self, experiment: str, row: Row) -> None:
         """One more row of an experiment; a line that a crash has left torn there is ended first."""

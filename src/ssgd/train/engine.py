@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..files import make_room
 from .distributed import Ranks, any_rank, by_first, check, joined
 from .execution import Execution, set_up, settled
 from .job import Job, Sources
@@ -64,6 +66,8 @@ def _all_jobs(
     precisions = {settled(recipe, execution.kind).precision for recipe in recipes}
     if len(precisions) > 1:
         raise ValueError(f"one process trains in one precision, not in {' and '.join(sorted(precisions))}")
+    if execution.results is not None:
+        by_first(ranks, partial(make_room, Path(execution.results)))
     set_up(settled(recipes[0], execution.kind), execution, *recipes[1:])
     with Progress(execution.progress and ranks.first, execution.tensorboard and ranks.first) as progress:
         jobs = [Job(recipe, seed, execution, ranks, progress.say) for recipe in recipes for seed in recipe.seeds]

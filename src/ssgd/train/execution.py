@@ -58,6 +58,8 @@ class Execution:
         check_count("keep", self.keep)
         if self.checkpoint_seconds < 0:
             raise ValueError(f"checkpoint_seconds must not be negative, not {self.checkpoint_seconds}")
+        if self.results is not None and Path(self.results).is_dir():
+            raise ValueError(f"results={self.results} is a folder: name a file in it, such as results.jsonl")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device=cuda, but torch sees no GPU here: use device=cpu, or a torch built for CUDA")
         if self.graph and self.kind == "cpu":

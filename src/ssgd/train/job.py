@@ -13,7 +13,7 @@ import torch
 
 from ..data.faults import Skipped, counts
 from ..data.registry import Source, load
-from ..files import append_line, write_whole
+from ..files import append_line, explained, write_whole
 from ..methods import registry
 from ..optimizer import SSGD
 from ..safetensors import write_safetensors
@@ -195,8 +195,8 @@ class Job:
         if self.execution.results is None or not self.ranks.first:
             return
         file, line = Path(self.execution.results), json.dumps(result)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        *lines, torn = file.read_bytes().split(b"\n") if file.exists() else [b""]
+        with explained(file):
+            *lines, torn = file.read_bytes().split(b"\n") if file.exists() else [b""]
         if line.encode() not in lines:
             append_line(file, ("\n" if torn else "") + line)
 
