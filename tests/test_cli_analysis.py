@@ -59,6 +59,17 @@ def test_points_of_other_data_are_not_taken_up(runs, tmp_path, monkeypatch, caps
     assert Path(f"{kind}.npz").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [(["--points", "0"], "points must be a whole number of at least 1"), (["--margin", "nan"], "give a finite margin")],
+)
+def test_grids_without_points_are_refused(runs, tmp_path, capsys, words, sentence):
+    for kind, count in (("line", 2), ("plane", 3)):
+        assert main([kind, *list(runs)[:count], *words, "--out", str(tmp_path / kind), *FEW]) == 2
+        assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_dot_in_a_name_is_part_of_it(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     some = {"line": list(runs)[:2], "plane": list(runs), "spectrum": list(runs)[:1]}

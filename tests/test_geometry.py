@@ -1,5 +1,7 @@
 """Lines, planes and directions: exact at their anchors, right angles between, random only by their seed."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -215,7 +217,13 @@ def test_tied_weights_count_once():
             self.second = self.first
             nn.init.constant_(self.first.weight, value)
 
-    assert Line(Tied(0.0).state_dict(), Tied(3.0).state_dict(), Tied(0.0)).moving == ("first.weight",)
+    line = Line(Tied(0.0).state_dict(), Tied(3.0).state_dict(), Tied(0.0))
+    assert line.moving == ("first.weight",)
+    for mode in ("keep", "interpolate"):
+        for t in (0.25, 1):
+            model = Tied(7.0)
+            model.load_state_dict(line.weights_at(t) | line.buffers_at(t, mode=mode))
+            assert model.first.weight.item() == 3 * t
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
@@ -249,6 +257,10 @@ def test_solutions_that_do_not_fit():
         Line(a, changed(b, **{"3.bias": torch.ones(4)}), net())
     with pytest.raises(ValueError, match="a state_dict of tensors, but 'epoch' is of type int"):
         Line(changed(a, epoch=3), changed(b, epoch=3), net())
+    with pytest.raises(ValueError, match="a solution must be a state_dict of tensors, not a Sequential"):
+        Line(net(), net(1), net())
+    with pytest.raises(ValueError, match=r"'3\.bias' is complex, which is not served: leave it out"):
+        Line(*(changed(state, **{"3.bias": torch.ones(3, dtype=torch.complex64)}) for state in (a, b)), net())
     with pytest.raises(ValueError, match="'first' is none of them"):
         Line(a, b, ["first"])
     with pytest.raises(ValueError, match="none was named"):
@@ -265,6 +277,16 @@ def test_bad_choices():
         Directions(state, net(), normalise="row")
     with pytest.raises(ValueError, match="seed must be a whole number"):
         Directions(state, net(), seed=-1)
+    assert Directions(state, net(), seed=None).seed == torch.initial_seed()
+    for geometry, options in (
+        (Line(*states(2), net()), {"margin": math.nan}),
+        (plane(), {"margin": math.inf}),
+        (Directions(state, net()), {"reach": math.nan}),
+    ):
+        with pytest.raises(ValueError, match="points must be a whole number of at least 1, not 0"):
+            geometry.grid(0)
+        with pytest.raises(ValueError, match="give a finite margin or reach"):
+            geometry.grid(**options)
     with pytest.raises(ValueError, match="no parameter has two or more dimensions"):
         Directions(state, ["3.bias"])
     with pytest.raises(ValueError, match="a Plane has 2 coordinates, not 1"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from ssgd import select
 from ssgd.analysis.level import LevelCurve, find_level
@@ -155,6 +156,20 @@ def test_all_levels_see_the_same_few_batches():
     assert find_level(Task(mlp(), loss, Shuffled()), [0.1, 0.4], batches=None).samples == 20
 
 
+def test_a_loader_that_draws_leaves_the_random_state():
+    loader = DataLoader(TensorDataset(*vectors(12)), 5, shuffle=True)
+    before = torch.get_rng_state()
+    find_level(Task(mlp(), cross_entropy, loader), [0.1, 0.4])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_one_level(tmp_path):
+    found = find_level(bowl(), 0.1)
+    np.testing.assert_array_equal(found.plus, find_level(bowl(), [0.1, 0.4]).plus[:1])
+    assert found.suggestion is None and "try larger levels" in found.verdict
+    found.draw(tmp_path / "one.png")
+
+
 def test_only_a_selection_is_noisy_and_set_to_zero():
     model = mlp()
     task = Task(model, cross_entropy, [vectors()])
@@ -189,8 +204,8 @@ def test_the_model_is_left_as_it_was_also_after_an_exception(failing):
 
 
 def test_bad_options():
-    for levels in ([0.1], [0.1, 0.1], [0.2, 0.1]):
-        with pytest.raises(ValueError, match="levels must be two or more numbers, each larger than the one before"):
+    for levels in ([], [0.1, 0.1], [0.2, 0.1], [[0.1, 0.2]]):
+        with pytest.raises(ValueError, match="levels must be one number or several, each larger than the one before"):
             find_level(bowl(), levels)
     with pytest.raises(ValueError, match="at level 0 there is no noise"):
         find_level(bowl(), [0.0, 0.1])

@@ -232,6 +232,45 @@ def test_a_batch_that_training_step_skips_changes_nothing(precision):
     assert [same(a, b) for a, b in pairwise(net.seen)] == [True, False, False]
 
 
+class SkipsAt(Net):
+    """``training_step`` returns None in some of its calls."""
+
+    def __init__(self, *calls):
+        super().__init__()
+        self.skipped, self.calls, self.seen = calls, 0, []
+
+    def training_step(self, batch, batch_idx):
+        self.calls += 1
+        return None if self.calls in self.skipped else super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.seen.append((bool(outputs), weights(self)))
+
+
+@pytest.mark.parametrize("precision", [None, "16-mixed"])
+@pytest.mark.parametrize("call", [3, 4], ids=["at w + n", "at w − n"])
+def test_a_batch_that_is_skipped_at_one_point_is_skipped(call, precision):
+    net, watch = SkipsAt(call), Watch()
+    fit(net, callback(), watch, max_epochs=1, precision=precision)
+    assert [outputs for outputs, _ in net.seen] == [True, False, True, True]
+    assert [same(a, b) for (_, a), (_, b) in pairwise(net.seen)] == [True, False, False]
+    assert watch.rows[0]["loss_plus"] == watch.rows[1]["loss_plus"] != watch.rows[2]["loss_plus"]
+
+
+def test_batches_skipped_among_accumulated_ones():
+    first, half, second = SkipsAt(1), SkipsAt(2), SkipsAt(3)
+    for net in (first, half, second):
+        fit(net, callback(), max_epochs=1, accumulate_grad_batches=2)
+        (_, one), (_, two), *_ = net.seen
+        assert not same(one, two)  # the step is that of the other batch
+    assert same(first, half) and not same(first, second)
+    late = SkipsAt(4)
+    before = weights(late)
+    with pytest.raises(RuntimeError, match="joined those of earlier batches: skip a batch at all its points"):
+        fit(late, callback(), max_epochs=1, accumulate_grad_batches=2)
+    assert same(late, before)
+
+
 def test_weight_averaging_has_the_last_word():
     """Lightning ends its pass for batch-norm with a step of old gradients; there is no such step under noise."""
 
@@ -372,15 +411,21 @@ def test_losses_at_both_signs_and_the_excess_are_logged(accumulate):
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+class Clipping(Net):
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.clip_gradients(optimizer, 0.1, "norm")
+
+
 @pytest.mark.parametrize(
     ("net", "options", "sentence"),
     [
         (Net, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 would step with .+SymmetricNoise"),
         (Net, {"gradient_clip_val": 0.5}, "gradient_clip_val=0.5 would step with .+SymmetricNoise"),
         (Net, {"precision": "16-mixed"}, "plain step: give the Trainer the callback .+SymmetricNoise"),
+        (Clipping, {}, r"configure_gradient_clipping\(\) of the module's own would step with .+SymmetricNoise"),
         (ByHand, {}, "manual optimization would step with .+SymmetricNoise"),
     ],
-    ids=["accumulation", "clipping", "float16", "manual"],
+    ids=["accumulation", "clipping", "float16", "own clipping", "manual"],
 )
 def test_what_a_closure_alone_gets_wrong_names_the_callback(net, options, sentence):
     net = net(noisy)

@@ -187,6 +187,8 @@ def test_bad_choices(tmp_path):
             draw(plane(), what="accuracy")
         with pytest.raises(ValueError, match="there is no error of 'train' to draw"):
             draw(replace(plane(), errors=np.full((2, 9, 7), np.nan)), what="error")
+        with pytest.raises(ValueError, match="two points or more on each axis"):
+            draw(replace(plane(), x=np.zeros(1), losses=plane().losses[:, :1]))
     with pytest.raises(ValueError, match=r"a picture can be \.png, \.pdf or \.svg, not '.*plane\.jpg'"):
         draw_plane(plane(), path=tmp_path / "plane.jpg")
     with pytest.raises(ValueError, match=r"is an \.html page, not"):

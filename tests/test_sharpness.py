@@ -1,6 +1,7 @@
 """Sharpness: closed forms on quadratics, the box and its maximum, and a model that is never left moved."""
 
 import sys
+from collections import UserDict
 from functools import partial
 
 import numpy as np
@@ -9,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
 
 from ssgd import SSGD, select
 from ssgd.analysis.results import load, save
 from ssgd.analysis.sharpness import Excess, SamSharpness, Sharpness, keskar, sam_sharpness, symmetric_excess
-from ssgd.analysis.task import Task
+from ssgd.analysis.task import Task, samples
 from ssgd.methods.sam import SAM
 from tests.problems import convnet, images, mlp, vectors, weights
 
@@ -399,6 +401,45 @@ def test_recurrent_nets_have_no_dropout(name):
 
 
 @pytest.mark.parametrize("name", MEASURES)
+def test_a_loader_that_shuffles_does_so_alike_at_every_point(name):
+    model, seen, current = mlp(), set(), []
+
+    def loss(model, batch):
+        current.append(batch[1].tolist())
+        if len(current) == 3:
+            seen.add(str(current))
+            current.clear()
+        return cross_entropy(model, batch)
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    found = MEASURES[name](Task(model, loss, DataLoader(TensorDataset(*vectors(12)), 5, shuffle=True)))
+    assert len(seen) == 1 and torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(5)
+    assert (
+        found.clean == MEASURES[name](Task(model, loss, DataLoader(TensorDataset(*vectors(12)), 5, shuffle=True))).clean
+    )
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_what_is_no_task_or_no_loss(name):
+    with pytest.raises(TypeError, match=r"needs a Task, such as Task\(model, loss, batches\), not a Sequential"):
+        MEASURES[name](mlp())
+    for loss, found in (
+        (lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"), r"a tensor of shape \(12,\)"),
+        (lambda m, b: cross_entropy(m, b).item(), "a float"),
+    ):
+        with pytest.raises(ValueError, match=f"the loss must be a single number, .* not {found}"):
+            MEASURES[name](Task(mlp(), loss, [vectors(12)]))
+
+
+@pytest.mark.parametrize("name", ["keskar", "sam"])
+def test_no_gradient(name):
+    with pytest.raises(ValueError, match=r"no gradient reaches the weights: .* use_reentrant=False"):
+        MEASURES[name](Task(mlp(), lambda m, b: cross_entropy(m, b).detach(), [vectors()]))
+
+
+@pytest.mark.parametrize("name", MEASURES)
 def test_a_loader_without_batches(name):
     with pytest.raises(ValueError, match="the task has no batches"):
         MEASURES[name](Task(mlp(), cross_entropy, []))
@@ -418,3 +459,25 @@ def test_results_come_back_from_their_files(name, tmp_path):
     again = load(kind, tmp_path / "result")
     assert vars(again).keys() == vars(found).keys()
     assert all(np.array_equal(value, vars(again)[key]) for key, value in vars(found).items())
+
+
+# --- how many samples -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        UserDict(x=torch.ones(4, 3)),  # as Hugging Face's BatchEncoding
+        {"id": ["a", "b"], "inputs": UserDict(x=torch.ones(4, 3))},
+        (["a", "b"], torch.tensor(1.0), 7, np.ones(3), torch.ones(4, 3)),
+        torch.ones(4),
+    ],
+)
+def test_the_first_tensor_with_a_length_counts_the_samples(batch):
+    assert samples(batch) == 4
+
+
+def test_batches_that_need_a_size_of_their_own():
+    for batch in (np.ones((4, 3)), 4, torch.tensor(4.0), ["a", "b"]):
+        with pytest.raises(ValueError, match=r"how many samples it holds: give Task\(size=\.\.\.\)"):
+            samples(batch)

@@ -472,6 +472,9 @@ def test_refusals():
         with pytest.raises(ValueError, match=f"needs at least {least} products"):
             trace(matrix, least - 1, method)
         assert trace(matrix, least, method).error > 0
+    for measure in (spectrum, trace, top_eigenvalues):
+        with pytest.raises(TypeError, match=r"needs a Task, such as .* not a Linear"):
+            measure(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="probes must be a whole number"):
         spectrum(matrix, probes=0)
     with pytest.raises(ValueError, match="seed must be a whole number"):

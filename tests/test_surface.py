@@ -628,6 +628,12 @@ def test_bad_choices(plane):
         evaluate(plane, one, together=0)
     with pytest.raises(ValueError, match="grid must hold the values of each of 2 coordinates"):
         evaluate(plane, one, (np.zeros(3),))
+    with pytest.raises(ValueError, match="grid must hold the values of each of 2 coordinates"):
+        evaluate(plane, one, 5)
+    with pytest.raises(TypeError, match="tasks must be Tasks by name"):
+        evaluate(plane, one["train"])
+    with pytest.raises(TypeError, match=r"needs a Task, such as .* not a Sequential"):
+        evaluate(plane, {"train": one["train"].model})
     with pytest.raises(ValueError, match="of must be one of 'train', 'test', not 'valid'"):
         evaluate(plane, one, plane.grid(2), progress=False).values("valid")
 

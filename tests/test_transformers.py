@@ -210,6 +210,49 @@ def test_resume_is_exact(tmp_path, way):
     assert [group["noise_step"] for group in resumed.optimizer.param_groups] == [STEPS, STEPS]
 
 
+class TwoPlaces(SGD):
+    """As schedule-free optimizers: the weights are elsewhere where the model is judged."""
+
+    place = 0
+
+    def train(self):
+        self._go(0)
+
+    def eval(self):
+        self._go(1)
+
+    @torch.no_grad()
+    def _go(self, place):
+        for p in self.param_groups[0]["params"]:
+            p.add_(place - self.place)
+        self.place = place
+
+
+def test_a_base_that_is_judged_elsewhere(tmp_path):
+    """Evaluation moves the weights, and they are back before the first point, where the Trainer asks for it."""
+    seen = []
+
+    class Watched(SymmetricTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            seen.append((model.training, model.lm_head.weight.mean().item()))
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    trainer = trainer_of(
+        tmp_path,
+        Watched,
+        given=lambda model: SSGD(TwoPlaces(model.parameters(), 0.0), 0.1),
+        settings={"eval_dataset": Sentences(4)},
+        eval_strategy="steps",
+        eval_steps=1,
+        max_steps=2,
+    )
+    before = [p.clone() for p in trainer.model.parameters()]
+    trainer.train()
+    assert [(training, round(mean)) for training, mean in seen] == 2 * [(True, 0), (True, 0), (False, 1)]
+    trainer.optimizer.train()
+    torch.testing.assert_close(list(trainer.model.parameters()), before)
+
+
 def test_both_losses_are_logged(tmp_path):
     found = trained(tmp_path, settings={"noise": 0.3}, logging_steps=2, gradient_accumulation_steps=2)
     each = trained(tmp_path, settings={"noise": 0.3}, logging_steps=1, gradient_accumulation_steps=2)
@@ -259,6 +302,7 @@ def test_a_plain_trainer_is_refused_with_the_remedy(tmp_path):
     [
         ({}, "S-SGD needs a level: give noise"),
         ({"given": ssgd, "settings": {"noise": 0.1}}, "leave out noise"),
+        ({"given": ssgd, "settings": {"law": "sphere"}}, "leave out noise=... and law"),
         ({"given": lambda model: SAM(SGD(model.parameters(), 0.1)), "settings": {"split": True}}, "SAM has no split"),
         ({"settings": {"noise": -1.0}}, "a finite number of at least 0"),
         ({"settings": {"noise": 0.1, "law": "spheer"}}, "no law called 'spheer'"),

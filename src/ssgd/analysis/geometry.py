@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core.checks import check_choice, check_seed
+from ..core.checks import check_choice, check_count, check_seed
 from ..core.noise import mix
 from ..core.selection import magnitudes
 
@@ -36,6 +36,7 @@ class Geometry(ABC):
 
     anchors: tuple[State, ...] = field(init=False)
     moving: tuple[str, ...] = field(init=False)
+    tied: Mapping[str, str] = field(init=False)  # other names of what moves, and the name among ``moving``
     coordinates: Array = field(init=False)  # of the anchors, a row each
     names: Sequence[str] = field(kw_only=True)  # of the anchors, for pictures
 
@@ -56,17 +57,20 @@ class Geometry(ABC):
         return self.shares(*coordinates)
 
     def weights_at(self, *coordinates: float) -> dict[str, Tensor]:
-        """The parameters there; at an anchor its own, bit for bit."""
+        """The parameters there, by all their names; at an anchor its own, bit for bit."""
         anchor = self.anchor_at(*coordinates)
         if anchor is not None:
-            return {name: self.anchors[anchor][name].clone() for name in self.moving}
-        return {name: self._blended(name, coordinates) for name in self.moving}
+            weights = {name: self.anchors[anchor][name].clone() for name in self.moving}
+        else:
+            weights = {name: self._blended(name, coordinates) for name in self.moving}
+        return weights | {name: weights[first] for name, first in self.tied.items()}
 
     def buffers_at(self, *coordinates: float, mode: str) -> dict[str, Tensor]:
         """``"keep"``: those of the nearest anchor. ``"interpolate"``: combined as the weights are, counters kept."""
         check_choice("mode", mode, ("interpolate", "keep"))
         nearest = self.anchors[self.nearest(*coordinates)]
-        buffers = {name: tensor.clone() for name, tensor in nearest.items() if name not in self.moving}
+        weights = {*self.moving, *self.tied}
+        buffers = {name: tensor.clone() for name, tensor in nearest.items() if name not in weights}
         if mode == "interpolate" and self.anchor_at(*coordinates) is None:
             for name, tensor in buffers.items():
                 if tensor.is_floating_point():
@@ -101,12 +105,16 @@ class Geometry(ABC):
         anchors, named = _copied(states), _names(parameters)
         if len(self.names) != len(anchors):
             raise ValueError(f"names={self.names!r} must be {len(anchors)}, one a solution")
-        missing = sorted(named - anchors[0].keys())
+        missing = sorted({*named.values()} - anchors[0].keys())
         if missing or not named:
             what = f"{missing[0]!r} is none of them" if missing else "none was named"
             raise ValueError(f"parameters must be the model, or names of tensors in the solutions: {what}")
-        moving = tuple(name for name in anchors[0] if name in named)  # in one order, whoever gave the names
-        for name, value in {"anchors": anchors, "moving": moving, **own}.items():
+        moving = tuple(name for name in anchors[0] if named.get(name) == name)  # in one order, whoever gave the names
+        for name in moving:
+            if anchors[0][name].is_complex():
+                raise ValueError(f"{name!r} is complex, which is not served: leave it out of the parameters' names")
+        tied = {name: first for name, first in named.items() if name != first and name in anchors[0]}
+        for name, value in {"anchors": anchors, "moving": moving, "tied": tied, **own}.items():
             object.__setattr__(self, name, value)
 
     def _blended(self, name: str, coordinates: Sequence[float]) -> Tensor:
@@ -145,7 +153,7 @@ class Line(Geometry):
 
     def grid(self, points: int = 61, margin: float = 0.5) -> Axes:
         """From ``margin`` before a to ``margin`` beyond b."""
-        return (np.linspace(-margin, 1 + margin, points),)
+        return (_spaced(-margin, 1 + margin, points),)
 
     def shares(self, *coordinates: float) -> tuple[float, ...]:
         (t,) = coordinates
@@ -182,7 +190,7 @@ class Plane(Geometry):
         """All three solutions and, on each side, ``margin`` of their extent."""
         low, high = self.coordinates.min(axis=0), self.coordinates.max(axis=0)
         edge = margin * (high - low)
-        return tuple(np.linspace(low[i] - edge[i], high[i] + edge[i], points) for i in (0, 1))
+        return tuple(_spaced(low[i] - edge[i], high[i] + edge[i], points) for i in (0, 1))
 
     def shares(self, *coordinates: float) -> tuple[float, ...]:
         x, y = coordinates
@@ -209,7 +217,7 @@ class Directions(Geometry):
     directions: tuple[State, ...] = field(init=False)
 
     def __post_init__(self, centre: State, parameters: Parameters) -> None:
-        check_seed(self.seed)
+        object.__setattr__(self, "seed", check_seed(self.seed))
         check_choice("normalise", self.normalise, ("filter", "layer", "none"))
         if self.count not in (1, 2):
             raise ValueError(f"count must be 1 or 2 directions, not {self.count!r}")
@@ -224,7 +232,7 @@ class Directions(Geometry):
 
     def grid(self, points: int = 51, reach: float = 1.0) -> Axes:
         """From ``-reach`` to ``reach`` along each direction."""
-        return (np.linspace(-reach, reach, points),) * self.count
+        return (_spaced(-reach, reach, points),) * self.count
 
     def shares(self, *coordinates: float) -> tuple[float, ...]:
         return (1.0,)
@@ -240,6 +248,8 @@ def _copied(states: Sequence[State]) -> tuple[State, ...]:
     """Copies, because a ``state_dict`` follows its model; alike in their names and shapes."""
     first = states[0]
     for state in states:
+        if not isinstance(state, Mapping):
+            raise ValueError(f"a solution must be a state_dict of tensors, not a {type(state).__name__}")
         for name, value in state.items():
             if not isinstance(value, Tensor):
                 kind = type(value).__name__
@@ -256,10 +266,20 @@ def _copied(states: Sequence[State]) -> tuple[State, ...]:
     )
 
 
-def _names(parameters: Parameters) -> set[str]:
+def _names(parameters: Parameters) -> dict[str, str]:
+    """Those of the parameters, each with the first of all its names: tied ones are to count once."""
     if isinstance(parameters, nn.Module):
-        return {name for name, _ in parameters.named_parameters()}  # tied ones once, so that they count once
-    return {parameters} if isinstance(parameters, str) else set(parameters)
+        first: dict[int, str] = {}
+        every = parameters.named_parameters(remove_duplicate=False)
+        return {name: first.setdefault(id(p), name) for name, p in every}
+    return {name: name for name in ([parameters] if isinstance(parameters, str) else parameters)}
+
+
+def _spaced(low: float, high: float, points: int) -> Array:
+    check_count("points", points)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f"a grid cannot go from {low} to {high}: give a finite margin or reach")
+    return np.linspace(low, high, points)
 
 
 def blend(shares: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:

@@ -18,12 +18,13 @@ from .functional import Functional, flat
 from .precision import full_precision
 from .shaped import captured, compiled
 from .symmetric import Symmetric
-from .task import Task, evaluating, kept
+from .task import Task, check_task, evaluating, gradients, kept
 
 Products = Callable[[Any], Iterable[Tensor]]  # of one batch, with each of the vectors
 NAMES = {"forward": "forward over reverse", "double": "double backward", "two-point": "the two-point difference"}
 NO_BATCHES = "the task has no batches: give a loader that can be gone through more than once"
-SILENT = ("CudnnCtcLossBackward", "torch::autograd::Error")  # no second derivative, and autograd.grad() does not say so
+# no second derivative, or a wrong one (weight norm's), and autograd.grad() does not say so
+SILENT = ("CudnnCtcLossBackward", "WeightNormInterfaceBackward", "torch::autograd::Error")
 TF32 = 2.0**-10  # its eps
 
 
@@ -68,6 +69,7 @@ class Hessian(Symmetric):
         graph: bool = False,
         precision: str = "fp32",
     ) -> None:
+        check_task(task)
         check_choice("product", product, ("auto", *NAMES))
         check_choice("mode", mode, ("eval", "train"))
         check_choice("precision", precision, ("fp32", "tf32"))
@@ -104,8 +106,8 @@ class Hessian(Symmetric):
         if not count:
             raise ValueError(NO_BATCHES)
         self.samples = count
-        gradients = {"forward": -(-len(vectors) // self.together), "double": 1, "two-point": 0}[self.product]
-        self.passes += 6 * len(vectors) + 3 * gradients
+        slopes = {"forward": -(-len(vectors) // self.together), "double": 1, "two-point": 0}[self.product]
+        self.passes += 6 * len(vectors) + 3 * slopes
         return total.div_(count).to(self.dtype)
 
     def _differentiated(self, compile: bool, graph: bool) -> Callable[[Tensor], Products]:
@@ -129,9 +131,9 @@ class Hessian(Symmetric):
             yield from self._functional.forward(chunk, batch)
 
     def _double(self, vectors: Tensor, batch: Any) -> Iterator[Tensor]:
-        gradients = self._gradients(batch, create_graph=True)
-        curved = [i for i, gradient in enumerate(gradients) if gradient.requires_grad]
-        slopes = [gradients[i] for i in curved]
+        found = self._gradients(batch, create_graph=True)
+        curved = [i for i, gradient in enumerate(found) if gradient.requires_grad]
+        slopes = [found[i] for i in curved]
 
         def product(vector: Tensor) -> Tensor:
             parts = self._functional.cut(vector)
@@ -188,36 +190,37 @@ class Hessian(Symmetric):
 
     def _against_forward(self, batch: Any) -> str | None:
         """What stands in the way of forward over reverse: an operation, or a result that is no Hessian's."""
+        self._gradients(batch)  # raises where none reaches the weights, which forward over reverse takes for zeros
         try:
             if self._functional.passed_by(batch):
                 return "the loss takes weights from elsewhere than the model that it is given"
-            u, v = vectors = torch.stack([self.draw("sphere", 0, number) for number in range(2)])
-            of_u, of_v = torch.stack(list(self._forward(vectors, batch)))
+            return self._asymmetry(self._forward, batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             return _reason(error)
-        gap, scale = (u @ of_v - v @ of_u).abs(), u.norm() * of_v.norm() + v.norm() * of_u.norm()
-        return "its second derivatives are not symmetric" if gap > self._eps**0.5 * scale else None
 
     def _against_double(self, batch: Any) -> str | None:
+        """The same for double backward."""
         loss = self._loss(self.task.model, batch)
-        gradients = torch.autograd.grad(loss, self.tensors, create_graph=True, materialize_grads=True)
-        curved = [gradient for gradient in gradients if gradient.requires_grad]
-        if silent := [name for name in _operations([loss, *curved]) if name.startswith(SILENT)]:
-            return f"one of its operations has no second derivative: {silent[0]}"
+        behind = _operations([loss, *gradients(loss, self.tensors, create_graph=True)])
+        if silent := [name for name in behind if name.startswith(SILENT)]:
+            return f"one of its operations has no second derivative to rely on: {silent[0]}"
         try:
-            if curved:
-                torch.autograd.grad([gradient.sum() for gradient in curved], self.tensors, allow_unused=True)
+            return self._asymmetry(self._double, batch)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, NotImplementedError) as error:
             return _reason(error)
-        return None
 
-    def _gradients(self, batch: Any, create_graph: bool = False) -> tuple[Tensor, ...]:
-        loss = self._loss(self.task.model, batch)
-        return torch.autograd.grad(loss, self.tensors, create_graph=create_graph, materialize_grads=True)
+    def _asymmetry(self, way: Callable[[Tensor, Any], Iterable[Tensor]], batch: Any) -> str | None:
+        u, v = vectors = torch.stack([self.draw("sphere", 0, number) for number in range(2)])
+        of_u, of_v = torch.stack(list(way(vectors, batch)))
+        gap, scale = (u @ of_v - v @ of_u).abs(), u.norm() * of_v.norm() + v.norm() * of_u.norm()
+        return "its second derivatives are not symmetric" if gap > self._eps**0.5 * scale else None
+
+    def _gradients(self, batch: Any, create_graph: bool = False) -> list[Tensor]:
+        return gradients(self._loss(self.task.model, batch), self.tensors, create_graph)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
@@ -256,6 +259,8 @@ def _chosen(model: nn.Module, parameters: nn.Module | Iterable[Tensor] | None) -
         raise ValueError("some of the weights are not of the task's model: take them from task.model")
     if not all(p.requires_grad for p in chosen):
         raise ValueError("some of the weights are frozen: set their requires_grad, or leave them out")
+    if any(p.is_complex() for p in chosen):
+        raise ValueError("some of the weights are complex, which are not served: leave them out with parameters=...")
     kinds = {(p.dtype, p.device) for p in chosen}
     if len(kinds) > 1:
         raise ValueError(f"the weights must have one dtype and be on one device, not {len(kinds)} different ones")

@@ -18,7 +18,7 @@ from ..core.checks import check_count
 from ..core.noise import Fill, Law, as_law
 from .canvas import empty_figure, saved
 from .sharpness import noisy_weights, symmetric_excess
-from .task import Task, evaluating, kept
+from .task import Task, evaluating, kept, replayed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,7 +124,7 @@ class LevelCurve:
 
 def find_level(
     task: Task,
-    levels: Sequence[float] | None = None,
+    levels: float | Sequence[float] | None = None,
     *,
     law: str | Law | Fill = "sphere",
     pairs: int = 4,
@@ -139,12 +139,13 @@ def find_level(
     ``batches`` of the task (None: all), the same for all levels, and at the same directions. At random weights, where
     the excess may be negative, the curve is drawn and no level suggested.
     """
-    tried = np.geomspace(0.01, 1.5, 12) if levels is None else np.array(levels, dtype=np.float64)
-    if len(tried) < 2 or not (np.diff(tried) > 0).all():
-        raise ValueError("levels must be two or more numbers, each larger than the one before")
+    tried = np.geomspace(0.01, 1.5, 12) if levels is None else np.array(levels, dtype=np.float64, ndmin=1)
+    if tried.ndim > 1 or not tried.size or not (np.diff(tried) > 0).all():
+        raise ValueError("levels must be one number or several, each larger than the one before")
     if batches is not None:
         check_count("batches", batches)
-    few = replace(task, batches=list(islice(task.batches, batches)))
+    with replayed(task) as same:
+        few = replace(task, batches=list(islice(same.batches, batches)))
     perturb = None if perturb is None else list(perturb)
     found = [
         symmetric_excess(few, float(level), law=law, pairs=pairs, seed=seed, perturb=perturb, mode=mode)
@@ -165,7 +166,7 @@ def find_level(
 
 def _blank(task: Task, law: Law, perturb: Iterable[Tensor] | None, mode: str) -> float:
     """The loss with all weights that get noise at zero: of knowing nothing, in whatever units the loss has."""
-    weights = noisy_weights(task, law, perturb)
-    with kept(task.model), evaluating(task.model, mode):
+    with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
+        weights = noisy_weights(task, law, perturb)
         weights.set_to([[torch.zeros_like(t) for t in bucket.tensors] for bucket in weights.buckets])
         return task.measure()[0]

@@ -25,9 +25,8 @@ class Moving:
         for name in geometry.moving:
             alike[geometry.anchors[0][name].dtype, targets[name].device].append(name)
         self._weights = [_Vector(geometry, names, [targets[name] for name in names]) for names in alike.values()]
-        self._buffers = {name: target for name, target in targets.items() if name in geometry.anchors[0]}
-        for name in geometry.moving:
-            del self._buffers[name]
+        weights = {*geometry.moving, *geometry.tied}
+        self._buffers = {name: t for name, t in targets.items() if name in geometry.anchors[0] and name not in weights}
         self._kept = [[state[name].to(t.device) for name, t in self._buffers.items()] for state in geometry.anchors]
 
     @torch.no_grad()

@@ -99,6 +99,8 @@ def on_a_plane(surface: Surface, of: str, what: str) -> Array:
     """The values over a grid of two coordinates, or a sentence on what is missing."""
     if not surface.y.size:
         raise ValueError("this surface has one coordinate: draw it with draw_line()")
+    if min(surface.x.size, surface.y.size) < 2:
+        raise ValueError("a plane is drawn from two points or more on each axis: take a larger grid")
     values = surface.values(of, what)
     if not np.isfinite(values).any():
         raise ValueError(f"there is no {what} of {of!r} to draw: no point is done, or the task counts no wrong answers")

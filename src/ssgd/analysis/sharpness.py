@@ -1,8 +1,9 @@
 """How sharp the minimum is: the worst loss in a box around it, the symmetric excess under noise, SAM's climb.
 
 Every measure is of the whole data, leaves the model as it was, and says which statistics batch-norm used: ``mode`` is
-``"eval"`` (the running ones) or ``"train"`` (each batch's own, as S-SGD's passes see them). Dropout is off. The batches
-must be the same each time they are gone through: random augmentation would be taken for curvature.
+``"eval"`` (the running ones) or ``"train"`` (each batch's own, as S-SGD's passes see them). Dropout is off. Every pass
+over the batches starts from the same state of torch's random streams, which are left as they were; what draws its
+numbers elsewhere must give the same batches each time, or the difference would be taken for curvature.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..core.checks import check_count, check_level, check_seed
 from ..core.noise import Fill, Law, as_law, mix
 from ..core.points import TwoPoints
 from ..core.selection import default_selection, magnitudes, trainable
-from .task import Task, evaluating, kept
+from .task import Task, evaluating, gradients, kept, replayed
 
 Array = NDArray[np.float64]
 
@@ -102,10 +103,10 @@ def symmetric_excess(
         raise ValueError("at level 0 there is no noise to measure the excess of: give a level above 0")
     check_count("pairs", pairs)
     seed = check_seed(seed)
-    weights = noisy_weights(task, as_law(law), perturb)
-    generators = [torch.Generator(bucket.tensors[0].device) for bucket in weights.buckets]
     plus, minus, lengths = [], [], []
-    with kept(task.model), evaluating(task.model, mode):
+    with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
+        weights = noisy_weights(task, as_law(law), perturb)
+        generators = [torch.Generator(bucket.tensors[0].device) for bucket in weights.buckets]
         clean, _ = task.measure()
         for pair in range(pairs):
             for index, generator in enumerate(generators):
@@ -204,7 +205,7 @@ def keskar(
     check_count("iterations", iterations)
     seed = check_seed(seed)
     losses: list[float] = []
-    with kept(task.model), evaluating(task.model, mode):
+    with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
         clean, _ = task.measure()
         weights = Flat(task)
         space = Space(weights, subspace, seed)
@@ -306,7 +307,7 @@ def sam_sharpness(task: Task, rho: float = 0.05, *, adaptive: bool = False, mode
     ``adaptive`` is ASAM's (arXiv:2102.11600): e = ρ w² g / ‖|w| g‖.
     """
     check_level(rho, "rho is the length of the climb")
-    with kept(task.model), evaluating(task.model, mode):
+    with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
         weights = Flat(task)
         clean, gradient = weights.gradient()
         unit = weights.vector().abs() if adaptive else torch.ones_like(gradient)
@@ -354,9 +355,7 @@ class Flat:
         for batch in self.task.batches:
             size = self.task.size(batch)
             value = self.task.loss(self.task.model, batch)
-            gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
-            pairs = zip(gradients, self.clean, strict=True)
-            total.add_(self._flat([torch.zeros_like(t) if g is None else as_real(g) for g, t in pairs]), alpha=size)
+            total.add_(self._flat([as_real(g) for g in gradients(value, self.parameters)]), alpha=size)
             loss += value.detach().double().item() * size
             count += size
         if not count:

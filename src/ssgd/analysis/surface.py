@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -25,7 +25,7 @@ from .geometry import Axes, Directions, Geometry
 from .measuring import Measured, Measuring, Stacked
 from .moving import Moving
 from .precision import full_precision
-from .task import Task, evaluating, kept
+from .task import Task, check_task, evaluating, kept
 
 Array = NDArray[np.float64]
 
@@ -199,6 +199,10 @@ class _Walk:
 
 
 def _common_model(geometry: Geometry, tasks: Mapping[str, Task]) -> nn.Module:
+    if not isinstance(tasks, Mapping):
+        raise TypeError('tasks must be Tasks by name, such as {"train": Task(model, loss, batches)}')
+    for task in tasks.values():
+        check_task(task)
     models = {id(task.model): task.model for task in tasks.values()}
     if len(models) != 1:
         raise ValueError(f"the tasks must share one model, which is moved from point to point, not {len(models)}")
@@ -218,7 +222,7 @@ def _bare(model: nn.Module) -> nn.Module:
 
 def _header(geometry: Geometry, tasks: Mapping[str, Task], axes: Axes, batchnorm: str) -> journals.Header:
     """All that an evaluation is a function of, but for data and loss."""
-    if len(axes) != geometry.coordinates.shape[1]:
+    if not isinstance(axes, Sized) or len(axes) != geometry.coordinates.shape[1]:
         wanted = geometry.coordinates.shape[1]
         raise ValueError(f"grid must hold the values of each of {wanted} coordinates, as geometry.grid() does")
     header = {

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves
 
 from ..core.batchnorm import recompute_bn, tracking_layers
 from ..core.checks import check_choice
+from ..core.random_state import Snapshot, put_back, snapshot
 from .gathering import gather
 
 
 def samples(batch: Any) -> int:
-    """How many samples a batch holds: the length of its first tensor."""
-    first = batch
-    while not isinstance(first, Tensor):
-        first = next(iter(first.values() if isinstance(first, dict) else first))
-    return len(first)
+    """How many samples a batch holds: the length of its first tensor that has one."""
+    for leaf in _leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    raise ValueError("no tensor of the batch says how many samples it holds: give Task(size=...), which counts them")
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    """All that a batch holds, also in mappings that pytree takes for leaves, such as Hugging Face's BatchEncoding."""
+    for leaf in tree_leaves(batch):
+        yield from _leaves(dict(leaf)) if isinstance(leaf, Mapping) else (leaf,)
 
 
 @dataclass(frozen=True)
@@ -57,11 +65,13 @@ class Task:
 
     def sums(self, model: nn.Module, batch: Any) -> Tensor:
         """Loss, and wrong answers, summed over a batch's samples: two numbers that stay on the device."""
+        wrong: Tensor | None
         if self.loss_and_wrong is not None:
             loss, wrong = self.loss_and_wrong(model, batch)
         else:
-            loss = self.loss(model, batch)
-            wrong = torch.zeros_like(loss) if self.wrong is None else torch.as_tensor(self.wrong(model, batch))
+            loss, wrong = self.loss(model, batch), None if self.wrong is None else self.wrong(model, batch)
+        check_loss(loss)
+        wrong = torch.zeros_like(loss) if wrong is None else torch.as_tensor(wrong)
         wide = torch.float32 if loss.device.type == "mps" else torch.float64
         return torch.stack([loss.to(wide) * self.size(batch), wrong.to(loss.device, wide)])
 
@@ -97,6 +107,52 @@ class Task:
     def inputs_for_batchnorm(self) -> Iterator[Any]:
         """What the statistics are gathered from."""
         return map(self.inputs, self.batches if self.as_trained is None else self.as_trained)
+
+
+def check_task(task: object) -> None:
+    if not isinstance(task, Task):
+        raise TypeError(f"this needs a Task, such as Task(model, loss, batches), not a {type(task).__name__}")
+
+
+def check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor) or loss.dim():
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ValueError(f"the loss must be a single number, a tensor with the mean over the samples, not {found}")
+
+
+def gradients(loss: Tensor, weights: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
+    """Of a batch's loss by the weights; zeros for those that it does not depend on, unless these are all."""
+    check_loss(loss)
+    found: Sequence[Tensor | None] = ()
+    if loss.requires_grad:
+        found = torch.autograd.grad(loss, weights, create_graph=create_graph, allow_unused=True)
+    if all(gradient is None for gradient in found):
+        raise ValueError(
+            "no gradient reaches the weights: the loss must depend on those of the model that it is given, without "
+            "detach() or no_grad(), and checkpoint() needs use_reentrant=False"
+        )
+    return [torch.zeros_like(w) if g is None else g for g, w in zip(found, weights, strict=True)]
+
+
+@contextmanager
+def replayed(task: Task) -> Iterator[Task]:
+    """The task with the same random numbers in each pass over its batches; afterwards the streams are as they were."""
+    check_task(task)
+    stream = snapshot({p.device for p in task.model.parameters()})
+    try:
+        yield replace(task, batches=_Replayed(task.batches, stream))
+    finally:
+        put_back(stream)
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    batches: Iterable[Any]
+    stream: Snapshot
+
+    def __iter__(self) -> Iterator[Any]:
+        put_back(self.stream)
+        return iter(self.batches)
 
 
 @contextmanager

@@ -27,11 +27,18 @@ def check_closure(closure: Any, name: str) -> None:
         what = f"accumulate_grad_batches={trainer.accumulate_grad_batches}"
     elif trainer.gradient_clip_val:
         what = f"gradient_clip_val={trainer.gradient_clip_val}"
+    elif _overrides(module, "configure_gradient_clipping"):
+        what = "a configure_gradient_clipping() of the module's own"
     else:
         return
     raise RuntimeError(
         f"{name} under Lightning with {what} would step with something else than the mean over its points: {CALLBACK}"
     )
+
+
+def _overrides(module: object, hook: str) -> bool:
+    """Whether a class defines a hook anew that one further up, Lightning's, defines."""
+    return sum(hook in vars(kind) for kind in type(module).__mro__) > 1
 
 
 def remedy() -> str | None:

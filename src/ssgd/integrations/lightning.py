@@ -111,20 +111,35 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
         return type(once)(partial(self._walk, loop, once, kwargs, optimizer))
 
     def _walk(self, loop: Any, once: Any, kwargs: dict[str, Any], optimizer: Any) -> Any:
-        """Forward and backward at every point. Returns the last one's output, with the mean loss."""
+        """Forward and backward at every point. Returns the last one's output, with the mean loss.
+
+        Where ``training_step`` skips the batch at a point, all of it is skipped.
+        """
         if once._zero_grad_fn is not None:  # the first batch of a step
             self._measure_excess(loop.trainer, kwargs, optimizer)
             once._zero_grad_fn()
-        mean: Any = None
+        losses: list[Any] = []
         for point, part in self._passes(optimizer, kwargs):
+            point.walk.by_closure = True
             with point:
+                if len(losses) < point.index:
+                    continue  # skipped at one before it
                 output = loop._training_step(part)
-                if output.closure_loss is not None:
+                if output.loss is not None:
                     once._backward_fn(output.closure_loss)
-            if output.loss is not None:
-                self._note(point, output.loss * loop.trainer.accumulate_grad_batches)
-                mean = (0.0 if mean is None else mean) + point.walk.shares[point.index] * output.loss
-        output.loss = mean
+                    losses.append(output.loss)
+                elif losses and once._zero_grad_fn is None:
+                    raise RuntimeError(
+                        "training_step returned None after a loss at another point, whose gradient has joined those of "
+                        "earlier batches: skip a batch at all its points, or leave out accumulate_grad_batches"
+                    )
+        walk = point.walk
+        if len(losses) == len(walk.points):
+            for point, loss in zip(walk.points, losses, strict=True):
+                self._note(point, loss * loop.trainer.accumulate_grad_batches)
+            output.loss = sum(share * loss for share, loss in zip(walk.shares, losses, strict=True))
+        elif once._zero_grad_fn is not None:
+            optimizer.zero_grad()  # drops the gradients of points before the one that was skipped
         return output
 
     def _passes(self, optimizer: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Point, dict[str, Any]]]:

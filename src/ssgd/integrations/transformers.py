@@ -31,7 +31,8 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     Args:
         noise: the level, as in :class:`ssgd.SSGD`. None: that of ``optimizers=(SSGD(...), None)``.
         split: +n with the first half of each micro-batch and −n with the other, for the work of plain training.
-        law: of the noise, as in :class:`ssgd.SSGD`. Its seed is that of the training arguments.
+        law: of the noise, as in :class:`ssgd.SSGD`, ``"sphere"`` by default. Its seed is that of the training
+            arguments.
 
     The other arguments are the trainer's own.
     """
@@ -43,21 +44,21 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         *args: Any,
         noise: Level | None = None,
         split: bool = False,
-        law: str | Law | Fill = "sphere",
+        law: str | Law | Fill | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         if noise is None and not isinstance(self.optimizer, Wrapper):
             raise ValueError("S-SGD needs a level: give noise=..., or optimizers=(SSGD(...), None)")
-        if noise is not None and isinstance(self.optimizer, Wrapper):
-            raise ValueError("the optimizer given has a level already: leave out noise=...")
+        if (noise is not None or law is not None) and isinstance(self.optimizer, Wrapper):
+            raise ValueError("the optimizer given has its own level and law: leave out noise=... and law=...")
         if noise is not None:
             check_level(noise)
         elif split and not hasattr(self.optimizer, "split"):
             raise ValueError(f"{type(self.optimizer).__name__} has no split(): leave out split=True, or use SSGD")
         self.noise = noise
         self.split = split
-        self.law = as_law(law)
+        self.law = as_law("sphere" if law is None else law)
         self._sums: dict[str, Tensor] = {}  # of the losses at each sign since they were last logged
         self._steps: set[int] = set()  # that these come from
 
@@ -77,6 +78,7 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         opt = unwrapped(self.optimizer)
         if opt.model is not model:
             opt.attach(model)
+        opt.train()  # the Trainer calls it inside the points, where a schedule-free base would move the weights
         losses: list[Tensor] = []
         for point, part in opt.split(dict(inputs)) if self.split else ((p, inputs) for p in opt.points()):
             share = point.walk.shares[point.index]

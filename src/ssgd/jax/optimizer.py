@@ -228,9 +228,13 @@ def _check_key(key: object) -> None:
         raise TypeError(f"key must be one random key of JAX's, such as jax.random.key(0), not {key!r}")
 
 
-def _check_noise(noise: object) -> None:
+def _check_noise(noise: Any) -> None:
+    if callable(noise):
+        return
     if hasattr(noise, "shape"):
-        if jnp.shape(noise):
-            raise ValueError(f"the noise level is ||n|| / ||w||: an array must be a scalar, not of {jnp.shape(noise)}")
-    elif not callable(noise):
-        check_level(noise)
+        if noise.shape:
+            raise ValueError(f"the noise level is ||n|| / ||w||: an array must be a scalar, not of {noise.shape}")
+        if isinstance(noise, jax.core.Tracer):
+            return
+        noise = noise.item()
+    check_level(noise)
