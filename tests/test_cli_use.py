@@ -42,6 +42,32 @@ def test_a_language_model_writes(runs, capsys):
     assert "'zebra' is not in the vocabulary" in capsys.readouterr().err
 
 
+def test_a_text_that_has_changed_is_not_written_from(tmp_path, capsys):
+    data, run = tmp_path / "data", tmp_path / "words" / "seed-0"
+    data.mkdir()
+
+    def write(*words):
+        for part in ("train", "valid", "test"):
+            (data / f"my.{part}.txt").write_text(f"{' '.join(words)}\n" * 30)
+
+    write("a", "b", "c")
+    training = ["train", "words", *QUICK, "lr=1", "batch=2", f"data={data}", f"out={tmp_path}"]
+    assert main(training) == 0
+    assert said(capsys, "sample", run)
+    changed = f"ssgd: the text in {data} is no longer the one this was trained on: bring it back, or train anew"
+    for words in (("a", "c", "b"), ("a", "b", "c", "d")):
+        write(*words)
+        assert main(["sample", str(run)]) == 2
+        assert changed in capsys.readouterr().err
+    (run / "result.json").unlink()
+    assert main(training) != 0 and "the text is no longer the one that" in capsys.readouterr().err
+    (run / "vocabulary.json").unlink()  # an earlier version has none
+    assert main(["sample", str(run)]) == 2
+    assert changed in capsys.readouterr().err
+    write("a", "c", "b")
+    assert said(capsys, "sample", run)
+
+
 @pytest.mark.parametrize("beam", [[], ["--beam", 2]])
 def test_a_speech_model_listens(runs, capsys, beam):
     run, files = runs / "utterances" / "seed-0", [runs / "data" / f"{i}.wav" for i in (0, 1)]

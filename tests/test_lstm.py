@@ -1,6 +1,7 @@
 """Language models: counts, first weights, what they remember through the passes of a step and from step to step."""
 
 import copy
+import math
 import re
 from pathlib import Path
 
@@ -393,5 +394,8 @@ def test_generation_follows_the_net(net):
 def test_generation_refuses_what_it_cannot_do(net):
     with pytest.raises(ValueError, match="'z' is not in the vocabulary"):
         generate(net, ("<eos>", "a"), "a z")
-    with pytest.raises(ValueError, match="temperature must be above 0 and length at least 1, not 0 and 5"):
-        generate(net, ("<eos>", "a"), length=5, temperature=0)
+    for temperature in (0, -1, 1e-320, math.nan, math.inf):
+        with pytest.raises(
+            ValueError, match=f"at least 1e-06 and finite, and length at least 1, not {temperature} and 5"
+        ):
+            generate(net, ("<eos>", "a"), length=5, temperature=temperature)

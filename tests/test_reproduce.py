@@ -337,7 +337,8 @@ def test_a_run_that_fails_does_so_alone_and_is_told(here, monkeypatch, capsys):
     monkeypatch.setitem(EXPERIMENTS, "test", made_of(bad, tiny("good"), tiny("far", data="nowhere")))
     assert main(["reproduce", "test", "--device", "cpu"]) == 1
     shown = capsys.readouterr()
-    assert re.search(r"^test/bad/seed-0 failed: the (test )?loss is \w+ after epoch \d: lower lr", shown.err, re.MULTILINE)
+    bad = r"^test/bad/seed-0 failed: the (test )?loss is \w+ after epoch \d: lower lr"
+    assert re.search(bad, shown.err, re.MULTILINE)
     assert "test/far/seed-0 failed: no data set called 'nowhere'" in shown.err
     assert re.search(r"^test/good +1 of 1 +\d+\.\d\d ", shown.out, re.MULTILINE)
     assert "still missing: runs: 2; new rows go to results/test.jsonl" in shown.out

@@ -80,6 +80,18 @@ def test_equal_recipes_in_other_types_are_equal(tmp_path):
     assert RunDir(tmp_path).open({"settings": {}, "lr": [1.0, 2.0], "level": float("nan")}, HERE) == "resume"
 
 
+@pytest.mark.parametrize("other", ["imgs/", "./imgs", "~/imgs"])
+def test_a_folder_is_the_same_however_it_is_written(tmp_path, monkeypatch, other):
+    monkeypatch.setenv("HOME", "/home/me")
+    here = "/home/me/imgs" if other.startswith("~") else "imgs"
+    run = RunDir(tmp_path)
+    run.open({"data": here}, HERE)
+    run.add_metrics({"epoch": 1})
+    assert RunDir(tmp_path)._state({"data": other}) == "resume"
+    with pytest.raises(ValueError, match=rf'data: here "{here}", asked "others/"'):
+        RunDir(tmp_path)._state({"data": "others/"})
+
+
 def test_results_without_a_recipe_are_not_adopted(run):
     run.add_metrics({"epoch": 1})
     run.close()
@@ -92,6 +104,22 @@ def test_a_file_that_was_edited_wrongly_is_named(run):
     (run.path / "recipe.json").write_text("{")
     with pytest.raises(ValueError, match=r"recipe\.json is not JSON"):
         run.recipe()
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '"x"', "null"])
+@pytest.mark.parametrize("what", ["recipe", "result"])
+def test_json_that_says_nothing_is_refused(run, what, content):
+    (run.path / f"{what}.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"{what}\.json is no {what}: repair it, or delete the run's folder"):
+        getattr(run, what)()
+
+
+def test_a_timing_without_seconds_counts_none(run):
+    run.add_timing({"epoch": 1})
+    assert run.timings() == [{"epoch": 1, "seconds": 0.0}]
+    (run.path / "timings.jsonl").write_text("3\n")
+    with pytest.raises(ValueError, match=r"line 1 of .*timings\.jsonl is no row: repair it"):
+        run.timings()
 
 
 def test_metrics_come_back_exactly_and_are_strict_json(run):
@@ -123,16 +151,16 @@ def test_a_cut_line_is_ignored_and_not_continued(run, kind):
     add, read = (run.add_metrics, run.metrics) if kind == "metric" else (run.add_timing, run.timings)
     file = run.path / f"{kind}s.jsonl"
     assert read() == []
-    add({"epoch": 1})
-    add({"epoch": 23})
+    add({"seconds": 1})
+    add({"seconds": 23})
     whole = file.read_bytes()
-    for length in range(len(b'{"epoch": 1}\n'), len(whole)):
+    for length in range(len(b'{"seconds": 1}\n'), len(whole)):
         file.write_bytes(whole[:length])
-        assert read() == [{"epoch": 1}]
+        assert read() == [{"seconds": 1}]
     run.close()
     RunDir(run.path).open(RECIPE, HERE)
-    add({"epoch": 4})
-    assert read() == [{"epoch": 1}, {"epoch": 4}]
+    add({"seconds": 4})
+    assert read() == [{"seconds": 1}, {"seconds": 4}]
 
 
 def test_a_damaged_line_in_the_middle_is_named(run):
@@ -158,7 +186,7 @@ TRAINING = """
 import os, sys, time
 from ssgd.train.rundir import RunDir
 run = RunDir(sys.argv[1])
-run.open({}, {})
+run.open({"lr": 1}, {})
 worker = os.fork()
 if worker:
     print(worker, flush=True)
@@ -172,10 +200,10 @@ def test_one_process_at_a_time_until_its_death(tmp_path):
     worker = int(other.stdout.readline())
     try:
         with pytest.raises(ValueError, match=r"another process trains in .*: wait for it, or choose another --out"):
-            RunDir(tmp_path).open({}, {})
+            RunDir(tmp_path).open({"lr": 1}, {})
         other.kill()
         other.wait()
-        assert RunDir(tmp_path).open({}, {}) == "resume"  # though the worker still lives
+        assert RunDir(tmp_path).open({"lr": 1}, {}) == "resume"  # though the worker still lives
     finally:
         os.kill(worker, signal.SIGKILL)
         other.kill()

@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
 from ssgd import SSGD, models
 from ssgd.core.noise import mix
 from ssgd.data import registry
+from ssgd.files import DiskProblem
 from ssgd.methods import METHODS
 from ssgd.recipes import get
 from ssgd.safetensors import read_safetensors
@@ -422,8 +423,24 @@ def test_a_run_that_diverges_does_so_alone(quiet):
     assert "lower lr or the level" in str(jobs[0].failure)
     assert jobs[1].failure is None and jobs[1].result["test_accuracy"] > 15
     assert RunDir(folder(quiet, bad)).result() is None
-    with pytest.raises(Diverged, match=r"the loss is (nan|inf) after epoch \d: lower lr or the level"):
+    with pytest.raises(Diverged, match=r"the (test )?loss is (nan|inf) after epoch \d: lower lr or the level"):
         train(bad, quiet)
+
+
+def test_a_last_step_that_diverges_is_seen_by_the_test_loss(quiet):
+    recipe = small(lr=(1e30,), phases="1", train_limit=64, batch=64)
+    with pytest.raises(Diverged, match=r"the test loss is (nan|inf) after epoch 1: lower lr or the level"):
+        train(recipe, quiet)
+    assert RunDir(folder(quiet)).result() is None
+
+
+def test_a_results_file_that_cannot_be_is_refused_before_the_training(quiet, tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder: name a file in it"):
+        replace(quiet, results=str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskProblem, match=r"results\.jsonl could not be written"):
+        train(small(), replace(quiet, results=str(tmp_path / "file" / "results.jsonl")))
+    assert not folder(quiet).exists()
 
 
 class Bar:
@@ -552,13 +569,27 @@ def test_another_recipe_in_the_folder_is_refused(quiet):
     [
         ({"model": "resnet21"}, "no model called 'resnet21'"),
         ({"data": "nowhere"}, "no data set called 'nowhere'"),
-        ({"batch": 500}, "a batch of 500 cannot be filled from 200 training images"),
+        ({"batch": 500}, "a batch of 500 cannot be filled from 200 training samples"),
         ({"method": "ssgd", "level": -1.0}, "the noise level is"),
     ],
 )
 def test_what_cannot_be_trained_says_why(quiet, changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         train(small(**changes), quiet)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "model", "other"),
+    [
+        ("digits", "images", "sgcn-small", "speech"),
+        ("digits", "images", "lstm-tiny", "language"),
+        ("fake-text", "language", "small-cnn", "images"),
+        ("fake-speech", "speech", "lstm-tiny", "language"),
+    ],
+)
+def test_a_model_for_another_kind_of_data_is_refused(data, kind, model, other):
+    with pytest.raises(ValueError, match=f"{model} is for {other}, and {data} is {kind}: choose another"):
+        run_of(small(model=model, data=data))
 
 
 def test_evaluation_leaves_every_module_in_its_mode():

@@ -20,7 +20,7 @@ from .train.execution import Execution
 from .train.job import Sources
 from .train.kinds import kind_of
 from .train.recipe import Recipe
-from .train.rundir import RunDir
+from .train.rundir import RunDir, fingerprint
 
 LARGE = 5000  # small images in a batch
 
@@ -32,6 +32,7 @@ class Solution:
     name: str
     recipe: Recipe
     state: dict[str, Tensor]
+    vocabulary: str | None = None  # its fingerprint, where it is known
 
 
 def solution(path: str | Path) -> Solution:
@@ -44,7 +45,8 @@ def solution(path: str | Path) -> Solution:
     folders = [folder for folder in (path, *path.parents) if (folder / "recipe.json").is_file()]
     if not folders:
         raise ValueError(f"{path} belongs to no run: no recipe.json in it or above it says what net it is of")
-    recipe = Recipe.from_json(RunDir(folders[0]).recipe() or {})
+    run = RunDir(folders[0])
+    recipe = Recipe.from_json(run.recipe() or {})
     finished = path / "weights.safetensors"
     if path.suffix == ".safetensors" or finished.is_file():
         state = read_safetensors(path if path.suffix == ".safetensors" else finished)
@@ -52,7 +54,24 @@ def solution(path: str | Path) -> Solution:
         state = checkpoint.weights(path)
     if any(phase.method == "dropconnect" for phase in recipe.schedule.phases):
         state = {re.sub(r"\bparametrizations\.(\w+)\.original$", r"\1", name): t for name, t in state.items()}
-    return Solution(str(path), recipe, state)
+    return Solution(str(path), recipe, state, run.vocabulary())
+
+
+def net_of(found: Solution, source: Any) -> nn.Module:
+    """The net of a solution, with its weights; the data must be those that it was trained on."""
+    recipe, words = found.recipe, getattr(source, "vocabulary", None)
+    what = "data" if words is None else "text"
+    changed = f"the {what} in {recipe.data} is no longer the one this was trained on: bring it back, or train anew"
+    if words is not None and found.vocabulary not in (None, fingerprint(words)):
+        raise ValueError(changed)
+    net = models.build(recipe.model, source.classes, source.channels)
+    try:
+        net.load_state_dict(found.state)
+    except RuntimeError as problem:
+        if recipe.model not in models.MODELS or "size mismatch" not in str(problem):  # one's own may be another now
+            raise
+        raise ValueError(changed) from problem
+    return net
 
 
 def tasks(found: Solution, execution: Execution, limit: int | None = None, large: bool = False) -> dict[str, Task]:
@@ -71,8 +90,7 @@ def tasks(found: Solution, execution: Execution, limit: int | None = None, large
     if limit is not None:
         recipe = replace(recipe, train_limit=limit, test_limit=limit)
     source = Sources(execution).get(recipe, device)
-    net = models.build(recipe.model, source.classes, source.channels)
-    net.load_state_dict(found.state)
+    net = net_of(found, source)
     net.to(device=device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     objective, words = kind_of(source).objective, source.kind == "language"
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import models
-from ..solutions import solution
+from ..solutions import net_of, solution
 from ..train.execution import Execution
 from ..train.job import Sources
 
@@ -29,6 +28,4 @@ def trained(options: argparse.Namespace, kind: str) -> tuple[nn.Module, Any]:
     source: Any = Sources(execution).get(replace(found.recipe, precision="fp32"), torch.device(execution.kind))
     if source.kind != kind:
         raise ValueError(f"{found.name} learned from {found.recipe.data}, of the kind {source.kind}, not {kind}")
-    net = models.build(found.recipe.model, source.classes, source.channels)
-    net.load_state_dict(found.state)
-    return net.to(execution.kind).eval(), source
+    return net_of(found, source).to(execution.kind).eval(), source

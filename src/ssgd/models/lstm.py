@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+
+COLDEST = 1e-6  # the lowest temperature: divided by less, logits might overflow
 
 
 def large_lstm(classes: int, channels: int = 1) -> LanguageModel:
@@ -172,8 +175,11 @@ def generate(
     seed: int = 0,
 ) -> str:
     """``start`` continued by ``length`` words, a sentence a line; a low temperature keeps to likely words."""
-    if temperature <= 0 or length < 1:
-        raise ValueError(f"temperature must be above 0 and length at least 1, not {temperature} and {length}")
+    if not COLDEST <= temperature < math.inf or length < 1:
+        raise ValueError(
+            f"temperature must be at least {COLDEST:g} and finite, and length at least 1,"
+            f" not {temperature} and {length}"
+        )
     words = ["<eos>", *start.split()]
     if unknown := [word for word in words if word not in vocabulary]:
         raise ValueError(f"{unknown[0]!r} is not in the vocabulary: start with words of the training text")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from ..train.execution import Execution
 from ..train.recipe import Recipe, override
@@ -34,6 +34,7 @@ def from_command_line(
     asks = bool({"-h", "--help"} & set(arguments))
     mine = name is None and not asks
     recipe = _own(arguments, program) if mine else _recipe(name or "digits")
+    arguments = list(_method_as_words(arguments))
     changes = [word for word in arguments if "=" in word and not word.startswith("-")]
     recipe, execution = _changed(recipe, changes)
     if options := [word for word in arguments if word not in changes]:
@@ -41,6 +42,20 @@ def from_command_line(
     if mine:
         own.check(recipe)
     return recipe, execution
+
+
+def _method_as_words(arguments: Sequence[str]) -> Iterator[str]:
+    """``--method`` and ``--settings.NAME`` as ``key=value``: only there ``split:0.15`` is read, and a level let go."""
+    words = iter(arguments)
+    for word in words:
+        if not re.match(r"--(method(=|$)|settings\.)", word):
+            yield word
+        elif "=" in word:
+            yield word[2:]
+        elif (value := next(words, "--")).startswith("--"):
+            raise ValueError(f"{word} needs a value behind it, as in --method split:0.15")
+        else:
+            yield f"{word[2:]}={value}"
 
 
 def _with_options(
@@ -101,6 +116,5 @@ def _changed(recipe: Recipe, changes: Sequence[str]) -> tuple[Recipe, Execution]
 
 
 def _recipe(name: str) -> Recipe:
-    if (Path(name) / "recipe.json").is_file():
-        return Recipe.from_json(RunDir(name).recipe() or {})
-    return get(name)
+    of_a_run = RunDir(name).recipe()
+    return get(name) if of_a_run is None else Recipe.from_json(of_a_run)

@@ -13,6 +13,7 @@ from ..data.speech import is_speech
 from ..data.text import is_text
 from ..models import MODELS, build
 from ..train.recipe import Recipe
+from ..train.run import check_kind
 
 METHODS = ("sgd", "ssgd", "split")  # what is compared where nothing else is asked for
 
@@ -23,7 +24,7 @@ def own(model: str, data: str) -> Recipe:
     size = known.image_size if known and known.image_size else Recipe.image_size
     images = _images(data)
     return Recipe(
-        name=f"{Path(data).resolve().name}/{model.replace(':', '.')}",
+        name=f"{Path(data).expanduser().resolve().name}/{model.replace(':', '.')}",
         model=model,
         data=data,
         image_size=size,
@@ -38,7 +39,9 @@ def own(model: str, data: str) -> Recipe:
 
 def check(recipe: Recipe) -> None:
     """The model takes the images and tells as many classes as there are, or a sentence says what to change."""
-    classes, size = len(listed(recipe.data, Faults("skip")).classes), recipe.image_size
+    check_kind(recipe.model, recipe.data, "images")
+    classes = len(listed(Path(recipe.data).expanduser(), Faults("skip")).classes)
+    size = recipe.image_size
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         net = build(recipe.model, classes).eval()
         try:

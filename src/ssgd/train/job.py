@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class Job:
         source = sources.get(self.recipe, device)
         if ranks.first:
             self._note_skipped(source.skipped, sources.untold(source))
+        if words := getattr(source, "vocabulary", None):
+            by_first(ranks, partial(self.directory.keep_vocabulary, words))
         self.run = Run(
             self.recipe,
             self.seed,

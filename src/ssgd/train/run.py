@@ -64,6 +64,7 @@ class Run:
         kernels: bool = False,
         say: Any = print,
     ) -> None:
+        check_kind(recipe.model, recipe.data, source.kind)
         self.recipe, self.seed, self.source, self.device, self.ranks = recipe, seed, source, device, ranks
         self.pair, self.say = pair, say
         self.schedule = recipe.schedule
@@ -161,11 +162,18 @@ class Run:
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         if self.done or self.epoch % self.recipe.evaluate_every == 0:
             for part in self.kind.EVERY_EPOCH:
-                row |= self.evaluate(part)
+                row |= self._judged(part)
         self.history.append(row)
         if (self.phase.method, self.phase.level) != (phase.method, phase.level):
             self._take_up(self.phase)
         return row
+
+    def _judged(self, part: str) -> dict[str, float]:
+        found = self.evaluate(part)
+        loss = found[f"{part}_loss"]
+        if not math.isfinite(loss):  # of the last step no training loss tells
+            raise Diverged(f"the {part} loss is {loss} after epoch {self.epoch}: lower lr or the level")
+        return found
 
     def evaluate(self, part: str, anew: bool = False) -> dict[str, float]:
         """What the clean weights make of a part of the data, ``"test"`` or another, as it is.
@@ -470,6 +478,13 @@ class Run:
         size = self.recipe.batch
         for step in range(max(1, min(self.steps, IMAGES_FOR_BN // size))):
             yield self._part(self.epoch - 1, step, size, Ranks())[0]
+
+
+def check_kind(model: str, data: str, kind: str) -> None:
+    """A model of ssgd's own is for data of one kind; of yours nothing is known."""
+    known = models.MODELS.get(model)
+    if known is not None and known.kind != kind:
+        raise ValueError(f"{model} is for {known.kind}, and {data} is {kind}: choose another of `ssgd models`")
 
 
 def _in_turn(halves: Iterable[Tensor], devices: int) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -84,18 +85,30 @@ class RunDir:
         append_line(self.path / "timings.jsonl", _line(row))
 
     def timings(self) -> list[dict[str, Any]]:
-        """All rows; a last line that was cut is ignored."""
-        return _rows(self.path / "timings.jsonl")
+        """All rows, of 0 seconds where none are said; a last line that was cut is ignored."""
+        return [{"seconds": 0.0, **row} for row in _rows(self.path / "timings.jsonl")]
 
     def write_result(self, row: Mapping[str, Any]) -> None:
         """The outcome; with it the run is finished."""
         self._write("result.json", row)
 
     def result(self) -> dict[str, Any] | None:
-        return self._read("result.json")
+        return self._read("result")
 
     def recipe(self) -> dict[str, Any] | None:
-        return self._read("recipe.json")
+        return self._read("recipe")
+
+    def vocabulary(self) -> str | None:
+        """The fingerprint of the words that a language model was trained on; of earlier versions, None."""
+        return (self._read("vocabulary") or {}).get("sha256")
+
+    def keep_vocabulary(self, words: Iterable[str]) -> None:
+        """Those of the text; whoever comes back to the run must have the same, in the same order."""
+        mine, known = fingerprint(words), self.vocabulary()
+        if known is None:
+            self._write("vocabulary.json", {"sha256": mine})
+        elif known != mine:
+            raise ValueError(f"the text is no longer the one that {self.path} was trained on: bring it back")
 
     def _state(self, asked: Mapping[str, Any]) -> State:
         here, left = self.recipe(), self._left()
@@ -141,9 +154,9 @@ class RunDir:
     def _write(self, name: str, row: Mapping[str, Any]) -> None:
         write_whole(self.path / name, (_line(row, indent=2) + "\n").encode())
 
-    def _read(self, name: str) -> dict[str, Any] | None:
-        path = self.path / name
-        return _parsed(path.read_bytes(), str(path)) if path.exists() else None
+    def _read(self, what: str) -> dict[str, Any] | None:
+        path = self.path / f"{what}.json"
+        return _parsed(path.read_bytes(), str(path), what) if path.exists() else None
 
 
 def _content(path: Path) -> bool:
@@ -177,6 +190,11 @@ def environment() -> dict[str, Any]:
     }
 
 
+def fingerprint(vocabulary: Iterable[str]) -> str:
+    """Of words in their order, by which a net knows them."""
+    return hashlib.sha256("\n".join(vocabulary).encode()).hexdigest()
+
+
 def _source(package: Path) -> dict[str, Any]:
     """The commit that the package's files are tracked in, not that of a project which has it installed somewhere.
 
@@ -200,8 +218,13 @@ def _differing(here: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     return [
         f"{name}: here {_line(here.get(name))}, asked {_line(asked.get(name))}"
         for name in here | asked
-        if here.get(name) != asked.get(name)
+        if _compared(name, here.get(name)) != _compared(name, asked.get(name))
     ]
+
+
+def _compared(name: str, value: Any) -> Any:
+    """A folder of data is the same one with a slash behind it or without."""
+    return Path(os.path.expanduser(value)) if name == "data" and isinstance(value, str) else value
 
 
 def _fields(value: Any, name: str = "") -> dict[str, Any]:
@@ -219,14 +242,16 @@ def _line(value: Any, indent: int | None = None) -> str:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [_parsed(line, f"line {number} of {path}") for number, line in enumerate(lines, 1)]
+    return [_parsed(line, f"line {number} of {path}", "row") for number, line in enumerate(lines, 1)]
 
 
-def _parsed(text: bytes, where: str) -> dict[str, Any]:
+def _parsed(line: bytes, where: str, what: str) -> dict[str, Any]:
     try:
-        row: dict[str, Any] = _numbers(json.loads(text))
+        row: dict[str, Any] = _numbers(json.loads(line))
     except ValueError as error:
         raise ValueError(f"{where} is not JSON: repair it, or delete the run's folder") from error
+    if not isinstance(row, dict) or not row:
+        raise ValueError(f"{where} is no {what}: repair it, or delete the run's folder")
     return row
 
 
