@@ -361,6 +361,27 @@ def test_dropout_masks_are_the_same_or_independent() -> None:
         assert torch.equal(*masks) == (rng == "same")
 
 
+def test_an_lstm_that_lays_out_its_weights_in_every_pass_gets_them_back() -> None:
+    torch.manual_seed(0)
+    lstm = nn.LSTM(16, 32, num_layers=2).to(DEVICE)
+    opt = SSGD(SGD(lstm.parameters(), lr=0.0), 0.5)
+    before = [p.detach().clone() for p in lstm.parameters()]
+    x = torch.randn(5, 3, 16, device=DEVICE)
+    moved: list[Tensor] = []
+    for _ in range(3):
+        for point in opt.points():
+            with point:
+                lstm.flatten_parameters()  # new memory for all of them
+                lstm(x)[0].square().sum().backward()
+                moved.append(lstm.weight_hh_l1.detach().clone())
+        opt.step()
+        opt.zero_grad()
+    assert all(torch.equal(p, b) for p, b in zip(lstm.parameters(), before, strict=True))
+    clean = dict(lstm.named_parameters())["weight_hh_l1"].detach()
+    torch.testing.assert_close(moved[0] - clean, clean - moved[1])
+    assert not torch.equal(moved[0], clean)
+
+
 def test_noise_does_not_draw_from_the_global_stream() -> None:
     net, (x, y) = mlp().to(DEVICE), batch()
     opt = SSGD(SGD(net.parameters(), lr=0.1), 0.1)
