@@ -6,11 +6,13 @@ import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from ssgd.data.crops import random_crop, read
+from ssgd.data import load
+from ssgd.data.crops import opened, random_crop, read
 from ssgd.data.folder import MEAN, STD, Folder
 from ssgd.data.stream import Stream
 
@@ -185,9 +187,37 @@ def test_test_may_stand_for_val_and_files_may_lie_deeper(root) -> None:
     (root / "train" / "a" / "._00.png").write_text("what a Mac leaves")
     (root / "train" / "a" / "notes.txt").write_text("not an image")
     (root / "train" / ".hidden").mkdir()
+    picture(root / "train" / "a" / ".checkpoints" / "00.png", 51)
+    picture(root / "elsewhere" / "51.png", 52)
+    (root / "train" / "a" / "more").symlink_to(root / "elsewhere")
+    (root / "train" / "a" / "round").symlink_to(root / "train" / "a")
     source = Folder(root, 8, workers=0)
-    assert source.classes == 2 and len(all_of(source.clean_train_batches())[1]) == 13
+    assert source.classes == 2 and len(all_of(source.clean_train_batches())[1]) == 14
     assert len(all_of(source.test_batches())[1]) == 5
+
+
+def test_grey_of_16_bits_keeps_its_shades_and_what_has_no_range_is_named(root) -> None:
+    shades = np.linspace(0, 2**16 - 1, 320).astype(np.uint16).reshape(16, 20)
+    Image.fromarray(shades).save(root / "16.png")
+    torch.testing.assert_close(np.asarray(opened(str(root / "16.png")))[:, :, 0], (shades >> 8).astype(np.uint8))
+    Image.fromarray(shades.astype(np.float32)).save(root / "train" / "a" / "float.tif")
+    source = Folder(root, 8, workers=0, bad="skip")
+    assert ["float.tif" in one.place for one in source.skipped] == [True]
+
+
+def test_lists_beside_the_images_do_not_make_a_text_of_them(root) -> None:
+    for part in ("train", "valid", "test"):
+        (root / f"{part}.txt").write_text("a/0.png a\n")
+    assert load(str(root), device="cpu", dtype=torch.float32).kind == "images"
+
+
+def test_classes_called_by_numbers_may_be_counted(tmp_path) -> None:
+    for name in "123":
+        picture(tmp_path / "train" / name / "0.png", int(name))
+        picture(tmp_path / "val" / f"{name}.png", int(name))
+    for rows, labels in (("1 0", "2 1", "3 2"), [0, 1, 2]), (("1 1", "2 2", "3 3"), [0, 1, 2]):
+        (tmp_path / "val.txt").write_text("\n".join(f"{row[0]}.png {row[2]}" for row in rows))
+        assert all_of(Folder(tmp_path, 8, workers=0).test_batches())[1].tolist() == labels
 
 
 @pytest.mark.parametrize("workers", [0, 1])

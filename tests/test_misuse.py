@@ -63,6 +63,9 @@ def test_bad_bases():
         SSGD(model, 0.3)
     with pytest.raises(TypeError, match="LBFGS is not served"):
         SSGD(LBFGS(model.parameters()), 0.3)
+    for name in ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"):
+        with pytest.raises(TypeError, match=f"{name} is not served: "):
+            SSGD(type(name, (SGD,), {})(model.parameters(), lr=0.1), 0.3)
     with pytest.raises(TypeError, match="is a SSGD already: wrap the optimizer inside it"):
         SSGD(SSGD(SGD(model.parameters(), lr=0.1), 0.3), 0.3)
     with pytest.raises(ValueError, match=r"nothing to perturb.*perturb=select"):

@@ -1,5 +1,6 @@
 """Sound and features: files, filterbanks, cepstra, deltas, normalisation, masks."""
 
+import math
 import sys
 import wave
 
@@ -67,6 +68,30 @@ def test_without_soundfile_other_wavs_name_it(tmp_path, monkeypatch):
         file.writeframes(b"\x80" * 99)
     with pytest.raises(Unusable, match=r"8 bits a sample: `pip install soundfile`"):
         read_audio(tmp_path / "a.wav")
+
+
+def test_a_wav_that_is_cut_is_noticed_without_soundfile(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    path = write_wav(tmp_path / "a.wav", sound())
+    for missing in (1, 1000):
+        path.write_bytes(path.read_bytes()[:-missing])
+        with pytest.raises(Unusable, match=r"a\.wav is cut: \d+ of its \d+ bytes are there"):
+            read_audio(path)
+
+
+@pytest.mark.parametrize("end", [math.nan, math.inf, 1e305])
+def test_an_end_that_is_no_time_is_named(tmp_path, end):
+    path = write_wav(tmp_path / "a.wav", sound())
+    _, rate = read_audio(path)
+    with pytest.raises(Unusable, match=f"0.0 to {end} s is not in it".replace("+", "\\+")):
+        samples(Utterance("u", "yes", (Clip(path, 0.0, end),), "", "here:1"), rate)
+
+
+def test_audio_without_a_header_is_named(tmp_path):
+    pytest.importorskip("soundfile")
+    (tmp_path / "a.raw").write_bytes(bytes(1000))
+    with pytest.raises(Unusable, match=r"a\.raw cannot be read as audio"):
+        read_audio(tmp_path / "a.raw")
 
 
 @pytest.mark.parametrize(

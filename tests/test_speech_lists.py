@@ -58,11 +58,14 @@ def test_faults_of_a_manifest_are_named_with_their_row(tmp_path):
         '{"text": "yes"}',
         '{"audio": "a.wav", "text": "yes", "offset": -1}',
         '{"audio": "a.wav", "text": "yes", "duration": "long"}',
+        '{"audio": "a.wav", "text": "yes", "offset": 1' + 400 * "0" + "}",
+        '{"audio": "a.wav", "text": "yes", "offset": 1' + 5000 * "0" + "}",
+        100_000 * "[",
     )
     found, faults, all_faults = faulty(read_manifest, path)
     assert [utterance.key for utterance in found] == ["train-1"]
-    assert faults == [("train.jsonl:2", "empty line"), *((f"train.jsonl:{n}", "broken row") for n in range(3, 9))]
-    assert counts(all_faults.skipped) == {"empty line": 1, "broken row": 6}
+    assert faults == [("train.jsonl:2", "empty line"), *((f"train.jsonl:{n}", "broken row") for n in range(3, 12))]
+    assert counts(all_faults.skipped) == {"empty line": 1, "broken row": 9}
 
 
 # --- Kaldi ----------------------------------------------------------------------------------------------------------
@@ -71,7 +74,7 @@ def test_faults_of_a_manifest_are_named_with_their_row(tmp_path):
 def test_a_kaldi_folder(tmp_path):
     lines(tmp_path / "wav.scp", "u1 one.wav", "u2 /abs/two.wav")
     lines(tmp_path / "text", "u1 HELLO  THERE", "u2 YES")
-    lines(tmp_path / "utt2spk", "u1 ann", "u2 bob")
+    lines(tmp_path / "utt2spk", "u1\tann", "u2  bob")  # tabs are Kaldi's too
     first, second = read_kaldi(tmp_path, Faults())
     assert first == Utterance("u1", "HELLO  THERE", (Clip(tmp_path / "one.wav"),), "ann", f"{tmp_path / 'text'}:1")
     assert (str(second.clips[0].path), second.speaker) == ("/abs/two.wav", "bob")

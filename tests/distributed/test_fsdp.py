@@ -528,3 +528,44 @@ def save_and_resume(rank: int, way: str, base: str, flatten: bool, folder: Path)
 
 def perturbing_with(base: str, net: nn.Module, level: float, seed: int) -> SSGD:
     return SSGD(BASES[base](net), level, model=net, seed=seed)
+
+
+def async_unshard(rank: int) -> None:
+    x, y = vectors()
+    losses = []
+    for begun in (False, True):
+        net = sharded(line())
+        opt = SSGD(momentum_sgd(net), LEVEL, model=net, seed=SEED)
+        if begun:
+            net.unshard(async_op=True)
+            net[0].unshard(async_op=True)
+        for point in opt.points():
+            with point:
+                point.loss = F.cross_entropy(net(x), y)
+                point.loss.backward()
+        opt.step()
+        losses.append([float(loss) for loss in opt.losses])
+    assert losses[0] == losses[1]
+
+
+def test_weights_on_their_way_do_not_hide_the_noise(ranks: Ranks) -> None:
+    ranks(2, async_unshard)
+
+
+def part_of_the_world(rank: int) -> int | None:
+    mesh = DeviceMesh("cpu", [0, 1])
+    if rank == 2:
+        return None  # has other things to do
+    torch.manual_seed(rank)
+    net = sharded(mesh)
+    torch.manual_seed(rank)
+    return int(SSGD(momentum_sgd(net), LEVEL, model=net).param_groups[0]["noise_seed"])
+
+
+def test_those_who_share_a_model_agree_on_a_seed_without_the_others() -> None:
+    ranks = Ranks()  # of its own: processes that have been apart count their groups differently
+    try:
+        first, second, other = ranks(3, part_of_the_world)
+    finally:
+        ranks.close()
+    assert first == second is not None and other is None

@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 from ssgd import SSGD
 from ssgd.core.wrapper import Wrapper
-from ssgd.methods import METHODS, SAM
+from ssgd.methods import METHODS, SAM, EntropySGD
 
 from ..problems import mlp, vectors
 from .by_hand import assert_same_on_every_rank, momenta, weights_of, whole
@@ -233,3 +233,14 @@ def averages_refused(rank: int, name: str) -> None:
     net = fully_shard(mlp(torch.float32), mesh=init_device_mesh("cpu", (2,)))
     with pytest.raises(ValueError, match="averages of sharded models are not served"):
         build(name, net, net)
+
+
+def entropy_sgd_alone(rank: int) -> None:
+    net = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="with whom it shares its noise: pass model="):
+        EntropySGD(SGD(net.parameters(), lr=0.1), 0.1)
+    EntropySGD(SGD(net.parameters(), lr=0.1), 0.1, seed=1)
+
+
+def test_entropy_sgd_must_know_with_whom_it_shares_its_noise(ranks: Ranks) -> None:
+    ranks(2, entropy_sgd_alone)

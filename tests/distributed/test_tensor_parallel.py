@@ -258,3 +258,15 @@ def refusals_on_a_grid(rank: int) -> None:
     for options in ({"per_rank": True}, {"mode": "mirror"}):
         with pytest.raises(ValueError, match="impossible here"):
             perturbing(net, **options)
+
+
+def one_ordinary_weight(rank: int) -> None:
+    net = cut_net(line())
+    torch.manual_seed(rank)
+    opt = SSGD(SGD(net.parameters(), lr=0.1), LEVEL, model=net, perturb=[net[4].weight])
+    with next(opt.points()):
+        assert_same_on_every_rank({"4.weight": net[4].weight.detach().clone()})
+
+
+def test_noise_on_ordinary_weights_alone_is_the_same_on_every_rank(ranks: Ranks) -> None:
+    ranks(2, one_ordinary_weight)

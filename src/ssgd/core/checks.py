@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+ELSEWHERE = {  # bases whose state is not their own
+    "ZeroRedundancyOptimizer": "its state is in optimizers of its own, so that checkpoints would lack it; use FSDP2",
+    "PostLocalSGDOptimizer": "wrap the optimizer inside it, and average the weights after step()",
+}
+
 
 def check_base(base: object) -> None:
     if isinstance(base, type):
@@ -24,6 +29,8 @@ def check_base(base: object) -> None:
         )
     if isinstance(base, torch.optim.LBFGS):
         raise TypeError("LBFGS is not served: it evaluates its closure at points of its own; use a first-order method")
+    if reason := ELSEWHERE.get(type(base).__name__):
+        raise TypeError(f"{type(base).__name__} is not served: {reason}")
     if isinstance(base, torch.optim.SparseAdam):
         raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")
 

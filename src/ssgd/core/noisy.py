@@ -192,10 +192,11 @@ class Noisy(Wrapper):
     def _find_place(self) -> None:
         """What depends on how the model is wrapped: which tensors get noise, and this process's share in it."""
         self._check_selection()
-        self._place = find_place(self.model, self.selected, self._mirror, self._per_rank)
+        parameters = self._parameters()
+        self._place = find_place(self.model, parameters, self._mirror, self._per_rank)
         ddp = unwrap_ddp(self.model)
-        if not self._seed_given and (ddp or any(map(is_sharded, self.selected))):
-            self._set_everywhere("noise_seed", agree(self.param_groups[0]["noise_seed"], ddp))
+        if not self._seed_given and (ddp or any(map(is_sharded, parameters))):
+            self._set_everywhere("noise_seed", agree(self.param_groups[0]["noise_seed"], ddp, parameters))
 
     def _clean(self) -> bool:
         return not self._noisy()

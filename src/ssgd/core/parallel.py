@@ -96,14 +96,14 @@ def no_sync(ddp: DistributedDataParallel) -> AbstractContextManager[None]:
     return cast(AbstractContextManager[None], ddp.no_sync())
 
 
-def find_place(model: nn.Module | None, selected: list[Tensor], mirror: bool, per_rank: bool | None) -> Place:
+def find_place(model: nn.Module | None, parameters: list[Tensor], mirror: bool, per_rank: bool | None) -> Place:
     """Where this process stands, or a sentence on why it cannot stand there."""
     ddp = unwrap_ddp(model)
-    sharded = any(map(is_sharded, selected))
-    check_model_known(model, selected)
+    sharded = any(map(is_sharded, parameters))
+    check_model_known(model, parameters)
     if mirror and ddp is None and not sharded:
         raise ValueError('mode="mirror" needs the data parallel module: pass model=DistributedDataParallel(...)')
-    replica = _replica(ddp, selected)
+    replica = _replica(ddp, parameters)
     if replica is None and (mirror or per_rank):
         raise ValueError(
             f"{'mode=mirror' if mirror else 'per_rank=True'} is impossible here: all ranks gather the same sharded "
@@ -123,12 +123,12 @@ def check_model_known(model: nn.Module | None, parameters: list[Tensor]) -> None
         raise ValueError("sharded parameters need the module that was sharded: pass model=..., or call attach(model)")
 
 
-def _replica(ddp: DistributedDataParallel | None, selected: list[Tensor]) -> tuple[int, int] | None:
+def _replica(ddp: DistributedDataParallel | None, parameters: list[Tensor]) -> tuple[int, int] | None:
     """(index, count): the rank under DDP, the place along the replicated mesh dimension under HSDP.
 
     None where all processes hold parts of one replica, and so cannot have noise of their own.
     """
-    sharded = [cut for cut in map(sharding, selected) if cut is not None]
+    sharded = [cut for cut in map(sharding, parameters) if cut is not None]
     if sharded:
         first = sharded[0]
         if first.cut != (False, True) or any(cut != first for cut in sharded):
@@ -141,20 +141,33 @@ def _replica(ddp: DistributedDataParallel | None, selected: list[Tensor]) -> tup
     return 0, 1
 
 
-def agree(number: int, ddp: DistributedDataParallel | None) -> int:
-    """Rank 0's number, on every rank."""
+def agree(number: int, ddp: DistributedDataParallel | None, parameters: list[Tensor]) -> int:
+    """The first rank's number, on every rank that shares the model."""
     box = [number]
-    if ddp is None:
-        dist.broadcast_object_list(box, src=0)
-    else:
-        dist.broadcast_object_list(box, group=ddp.process_group, group_src=0)
+    meshes = dict.fromkeys(cut.mesh for cut in map(sharding, parameters) if cut is not None)
+    groups = [mesh.get_group(i) for mesh in meshes for i in range(mesh.ndim)]
+    for group in groups if ddp is None else [ddp.process_group]:
+        dist.broadcast_object_list(box, group=group, group_src=0)
     return box[0]
+
+
+def several_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def reshard(model: nn.Module | None) -> None:
     """Free gathered weights, so that the next forward gathers what lies in the shards now."""
     for module in _sharded_modules(model):
+        if _is_gathering(module):
+            module.unshard()  # to its end: what is on its way would hide the change too
         module.reshard()
+
+
+def _is_gathering(module: Any) -> bool:
+    """Whether unshard(async_op=True) has begun what the next forward would wait for."""
+    state = module._get_fsdp_state()
+    groups = [*getattr(state, "_fsdp_param_groups", ()), getattr(state, "_fsdp_param_group", None)]
+    return any(getattr(group, "_all_gather_result", None) is not None for group in groups)
 
 
 def reduce_gradients(model: nn.Module | None) -> None:

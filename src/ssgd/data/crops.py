@@ -82,8 +82,11 @@ def decoded(
 
 
 def opened(path: str) -> Any:
-    """The image in its colours."""
+    """The image in its colours; of grey with 16 bits the upper eight."""
     with pillow().open(path) as file:
+        _check_pixels(file)
+        if file.mode.startswith("I"):  # pillow would make all that is above 255 white
+            return pillow().fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
         return file.convert("RGB")
 
 
@@ -92,6 +95,13 @@ def checked(path: str) -> None:
     with pillow().open(path) as file:
         file.draft("RGB", (1, 1))
         file.load()
+        _check_pixels(file)
+
+
+def _check_pixels(file: Any) -> None:
+    low, high = (0, 0) if file.mode not in ("I", "F") else file.getextrema()
+    if file.mode == "F" or low < 0 or high >= 2**16:
+        raise ValueError("its pixels have no known range: save it with 8 bits a colour, or 16 of grey")
 
 
 def pillow() -> Any:

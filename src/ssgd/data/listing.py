@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def _by_folder(folder: Path) -> tuple[list[str], list[File]]:
     for label, name in enumerate(classes):
         found = sorted(
             os.path.join(where, file)
-            for where, _, inside in os.walk(folder / name)
+            for where, inside in _folders(folder / name)
             for file in inside
             if file.lower().endswith(ENDINGS) and not file.startswith(".")
         )
@@ -62,6 +63,16 @@ def _by_folder(folder: Path) -> tuple[list[str], list[File]]:
             raise ValueError(f"{folder / name} has no images in it: fill it, or delete it from train/ and val/")
         files += [(path, label) for path in found]
     return classes, files
+
+
+def _folders(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """This one and those below it, also by links but each once, with the files in them; hidden ones are passed over."""
+    seen = set()
+    for where, below, inside in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(where))
+        links = {name for name in below if os.path.realpath(os.path.join(where, name)) in seen}
+        below[:] = [name for name in below if not name.startswith(".") and name not in links]
+        yield where, inside
 
 
 def _test_files(root: Path, classes: list[str], faults: Faults) -> list[File]:
@@ -82,13 +93,14 @@ def _test_files(root: Path, classes: list[str], faults: Faults) -> list[File]:
 
 
 def _by_label_file(labels: Path, folder: Path, classes: list[str], faults: Faults) -> list[File]:
-    """A row a file: its name and its class, by the name of the class or by its number in their order."""
+    """A row a file: its name and its class, by the name of the class or, where not all are names, by its number."""
+    rows = [(place, line, line.split()) for place, line in utf8_lines(labels)]
     numbers = {name: number for number, name in enumerate(classes)}
-    numbers = {str(number): number for number in numbers.values()} | numbers
+    if not {words[1] for _, _, words in rows if len(words) > 1} <= numbers.keys():
+        numbers = {str(number): number for number in numbers.values()} | _no_numbers(numbers)
     inside = folder / "images" if (folder / "images").is_dir() else folder  # Tiny ImageNet's
     files = []
-    for place, line in utf8_lines(labels):
-        words = line.split()
+    for place, line, words in rows:
         if len(words) < 2 or words[1] not in numbers:
             sentence = f"{line!r} is not a file and its class: write one of {folder.parent / 'train'} behind the file"
             faults.add(place, Unusable("broken row", sentence))
@@ -97,6 +109,11 @@ def _by_label_file(labels: Path, folder: Path, classes: list[str], faults: Fault
     if not files:
         raise ValueError(f"{labels} names no image of a class in {folder.parent / 'train'}: write a file and its class")
     return files
+
+
+def _no_numbers(classes: dict[str, int]) -> dict[str, int]:
+    """Those that no number could be taken for."""
+    return {name: number for name, number in classes.items() if not name.isdecimal()}
 
 
 def _spread(files: list[File], limit: int | None) -> list[File]:

@@ -49,8 +49,8 @@ def text(folder: str | Path, name: str | None = None, bad: str = "raise") -> Tex
 
 
 def is_text(folder: Path) -> bool:
-    """Whether the folder has a training text in it."""
-    return bool(_files(folder, "train"))
+    """Whether the folder has a training text in it; a folder of images may have its lists beside train/."""
+    return not (folder / "train").is_dir() and bool(_files(folder, "train"))
 
 
 def fake_text(words: int = 30, train: int = 6000, test: int = 1000) -> Text:

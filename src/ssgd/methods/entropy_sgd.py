@@ -15,7 +15,7 @@ from ..core.buckets import as_real
 from ..core.checks import check_count
 from ..core.gradients import clear
 from ..core.noisy import Noisy
-from ..core.parallel import local, unwrap_ddp
+from ..core.parallel import local, several_processes, unwrap_ddp
 from ..core.points import Level, TwoPoints
 from ..core.selection import trainable
 from ..core.walk import Point, Walk
@@ -58,6 +58,13 @@ class EntropySGD(Noisy):
             raise ValueError("Entropy-SGD moves every trained weight: leave out perturb, or freeze the others")
         self.inner_steps, self.inner_lr, self.gamma, self.alpha = inner_steps, inner_lr, gamma, alpha
         super().__init__(base, noise, law="gaussian", **options)
+
+    def _settle(self) -> None:
+        if several_processes() and self.model is None and not self._seed_given:
+            raise ValueError(
+                "among several processes Entropy-SGD must know with whom it shares its noise: pass model=..., or seed="
+            )
+        super()._settle()
 
     def points(self) -> Iterator[Point]:
         """The inner iterates x′."""

@@ -37,7 +37,7 @@ def read_audio(path: Path) -> tuple[Tensor, int]:
         return _wav(path)
     try:
         sound, rate = soundfile.read(str(path), dtype="float32", always_2d=True)
-    except (RuntimeError, OSError) as problem:
+    except (RuntimeError, OSError, TypeError, ValueError) as problem:  # a headerless file's lacks its rate
         raise Unusable("broken audio", f"{path} cannot be read as audio ({problem})") from problem
     return torch.from_numpy(sound).mean(1), int(rate)
 
@@ -49,8 +49,10 @@ def _clip(clip: Clip, rate: int, numbers: torch.Generator) -> Tensor:
     if found != rate:
         sentence = f"{clip.path} has {found} samples a second, not {rate}: resample it, or ask for features at {found}"
         raise Unusable("other rate", sentence)
-    end = len(sound) if clip.end is None else round(clip.end * rate)
-    start = round(clip.start * rate)
+    try:
+        start, end = round(clip.start * rate), len(sound) if clip.end is None else round(clip.end * rate)
+    except (ValueError, OverflowError):  # of what is no time at all
+        start = end = -1
     if not 0 <= start < end <= len(sound):
         sentence = f"{clip.path} lasts {len(sound) / rate:.2f} s: {clip.start} to {clip.end} s is not in it"
         raise Unusable("broken audio", sentence)
@@ -61,11 +63,13 @@ def _wav(path: Path) -> tuple[Tensor, int]:
     try:
         with wave.open(str(path)) as file:
             rate, channels, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
-            content = file.readframes(file.getnframes())
+            content, whole = file.readframes(file.getnframes()), file.getnframes() * channels * width
     except (wave.Error, EOFError) as problem:
         sentence = f"{path} cannot be read as audio ({problem}); more kinds can after `pip install soundfile`"
         raise Unusable("broken audio", sentence) from problem
     if width != 2:
         raise Unusable("broken audio", f"{path} has {8 * width} bits a sample: `pip install soundfile` to read it")
+    if len(content) != whole:
+        raise Unusable("broken audio", f"{path} is cut: {len(content)} of its {whole} bytes are there")
     sound = np.frombuffer(content, "<i2").astype(np.float32) / 32768
     return torch.from_numpy(sound.reshape(-1, channels)).mean(1), rate

@@ -57,7 +57,7 @@ def _rows(path: Path, faults: Faults, optional: bool = False) -> Rows:
     if optional and not path.exists():
         return found
     for place, line in utf8_lines(path):
-        key, _, rest = line.strip().partition(" ")
+        key, rest = [*line.split(None, 1), "", ""][:2]
         if not key:
             faults.add(place, Unusable("empty line", "an empty line: delete it"))
         elif key in found:

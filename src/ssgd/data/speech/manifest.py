@@ -31,7 +31,7 @@ def _utterance(line: str, path: Path, place: str) -> Utterance:
         raise Unusable("empty line", "an empty line: delete it")
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as problem:
+    except (ValueError, RecursionError) as problem:
         raise Unusable("broken row", f"not a line of JSON ({problem}): write one object a line") from problem
     if not isinstance(row, dict):
         raise Unusable("broken row", 'not an object: write {"audio_filepath": …, "text": …}')
@@ -49,6 +49,6 @@ def _seconds(row: dict[str, Any], name: str) -> float | None:
     value = row.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
         raise Unusable("broken row", f"{name} is {value!r}: give seconds, as a number that is not negative")
     return float(value)
