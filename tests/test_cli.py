@@ -125,7 +125,8 @@ def test_a_run_that_fails_is_named_and_the_others_are_shown(here, capsys):
     shown = capsys.readouterr()
     assert re.search(r"^digits/0\.1 +sgd +3 +1 +\d", shown.out, re.MULTILINE)
     assert re.search(r"^digits/1e6 +sgd +3 +0 of 1 +–", shown.out, re.MULTILINE)
-    assert re.search(r"^digits/1e6/seed-0 failed: the (test )?loss is \w+ after epoch", shown.err, re.MULTILINE)
+    failed = r"^digits/1e6/seed-0 failed: the (test )?loss is \w+ after epoch \d: lower lr"
+    assert re.search(failed, shown.err, re.MULTILINE)
 
 
 def test_compare_trains_every_combination_over_all_seeds(here, capsys):

@@ -174,6 +174,33 @@ def test_split_is_compared_with_both_signs_and_with_its_control():
     assert f"by {gain(*little, 'test_accuracy').removeprefix('+')}" in readme
 
 
+def test_what_of_splits_gain_comes_without_noise_is_told():
+    readme, card, trail = ((ROOT / page).read_text() for page in ("README.md", "docs/method.md", "docs/results.md"))
+    sgd, plain = contender("sgd"), at_little_decay("sgd")
+    whole, part = (difference(contender(label), sgd, ACCURACY).mean for label in ("split-0.26", "halves"))
+    assert f"**{part:.2f} of its {whole:.2f} come without noise.**" in readme
+    assert f"{part:.2f} of the {whole:.2f} come without noise" in card
+    little, of_halves = (difference(at_little_decay(method), plain, ACCURACY).mean for method in ("split", "halves"))
+    assert f"{part:.2f} of its {whole:.2f} at weight decay 5e-4, {of_halves:.2f} of {little:.2f} at 1e-4" in readme
+    beyond = difference(at_little_decay("split"), at_little_decay("halves"), ACCURACY).mean
+    rest = difference(contender("split-0.26"), contender("halves"), ACCURACY).mean
+    assert f"`split` beyond the halves {beyond:+.2f} at 1e-4, {rest:+.2f} at 5e-4" in trail
+    assert f"brings {beyond:.2f} beyond the halves, at 5e-4 {rest:.2f};" in card
+
+
+def test_the_papers_numbers_are_its_own():
+    readme = (ROOT / "README.md").read_text()
+    table, mix = targets()["table2_cifar"]["ResNet20"], targets()["table1_equal_compute"]["rows"]["75-25S-25S"]
+    sgd, both = table["SGD"][1], table["S-SGD (0.5)"][1]
+    assert (
+        f"The paper's {both - sgd:+.2f}, at twice the cost," in readme and f"the paper's {both:.2f} (table 2" in readme
+    )
+    assert f"not {mix['CIFAR-100']:.2f}: these two cells" in readme
+
+
+ACCURACY = "test_accuracy"
+
+
 def compared(rows, others):
     return f"by {gain(rows, others, 'test_accuracy')}, {interval(rows, others, 'test_accuracy')}"
 
@@ -185,6 +212,10 @@ def test_the_table_of_the_level_is_that_of_its_rows():
         mine = {row["level"]: row["test_accuracy"] for row in rows if row["law"] == law}
         (line,) = [line for line in text.splitlines() if line.startswith(f"| `{law}`, a ratio")]
         assert line.endswith(" | ".join(f"{mine[a]:.2f}" for a in (0.1, 0.3, 0.5, 0.7, 1.0)) + " |")
+    (sgd,) = (row["test_accuracy"] for row in contender("sgd") if row["seed"] == 1)
+    ratio = {row["level"]: row["test_accuracy"] for row in rows if row["law"] == "sphere"}
+    told = f"lie {sgd - ratio[0.5]:.1f} points below SGD at 0.5, where the paper's is at its peak, and"
+    assert f"{told} {sgd - ratio[1.0]:.1f} below it at 1.0" in text
     theirs = {point["level"]: point["mean"] for point in targets()["fig3_noise_level"]["curves"]["S-SGD"]}
     assert "| the paper, five seeds | " + " | ".join(f"{theirs[a]:.2f}" for a in (0.1, 0.3, 0.5, 0.7, 1.0)) in text
 

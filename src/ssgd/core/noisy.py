@@ -69,7 +69,7 @@ class Noisy(Wrapper):
     def attach(self, model: nn.Module) -> None:
         super().attach(model)
         self._magnitudes = None
-        self._find_place()
+        self._settle()
 
     def stand_for(self, ranks: int) -> None:
         """Be so many data parallel ranks in one process: a step's batches see, in turn, the noise each would draw."""
@@ -187,9 +187,6 @@ class Noisy(Wrapper):
         self._magnitudes = None
 
     def _settle(self) -> None:
-        self._find_place()
-
-    def _find_place(self) -> None:
         """What depends on how the model is wrapped: which tensors get noise, and this process's share in it."""
         self._check_selection()
         parameters = self._parameters()
