@@ -93,6 +93,22 @@ def test_a_missing_page_is_said_so(tmp_path) -> None:
         fetch(server.address + "file", tmp_path / "file")
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path) -> None:
+    folder = tmp_path / "file" / "mnist"
+    folder.parent.touch()
+    refused = rf"{folder} cannot be written to \(Not a directory\): .* choose another folder for data"
+    with pytest.raises(OSError, match=refused), one_at_a_time(folder):
+        pass
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk without space")
+def test_a_full_disk_is_named(tmp_path) -> None:
+    (tmp_path / "file.part").symlink_to("/dev/full")
+    refused = rf"{tmp_path} cannot be written to \(No space left on device\): free some space there"
+    with serving({"/file": CONTENT}) as server, pytest.raises(OSError, match=refused):
+        fetch(server.address + "file", tmp_path / "file")
+
+
 def test_progress_goes_to_stderr_with_and_without_tqdm(tmp_path, monkeypatch, capsys) -> None:
     real = builtins.__import__
 

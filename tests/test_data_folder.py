@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import os
 import random
 import sys
 from pathlib import Path
@@ -191,9 +192,23 @@ def test_test_may_stand_for_val_and_files_may_lie_deeper(root) -> None:
     picture(root / "elsewhere" / "51.png", 52)
     (root / "train" / "a" / "more").symlink_to(root / "elsewhere")
     (root / "train" / "a" / "round").symlink_to(root / "train" / "a")
+    (root / "train" / "a" / "up").symlink_to(root / "train")
     source = Folder(root, 8, workers=0)
     assert source.classes == 2 and len(all_of(source.clean_train_batches())[1]) == 14
     assert len(all_of(source.test_batches())[1]) == 5
+
+
+def test_a_folder_that_may_not_be_read_is_named(root, monkeypatch) -> None:
+    picture(root / "train" / "a" / "deep" / "er.png", 50)
+
+    def scandir(path, real=os.scandir):
+        if Path(path).name == "deep":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match=r"train/a/deep"):
+        Folder(root, 8, workers=0)
 
 
 def test_grey_of_16_bits_keeps_its_shades_and_what_has_no_range_is_named(root) -> None:

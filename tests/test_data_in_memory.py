@@ -79,6 +79,13 @@ def test_what_does_not_decode_is_named_or_left_out(root):
         FolderInMemory(root, 9, 0, bad="skip")
 
 
+def test_an_image_of_too_many_pixels_is_named(root, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert fits(root, 9)
+    with pytest.raises(ValueError, match=r"00\.png: it cannot be read as an image \(.*decompression bomb"):
+        FolderInMemory(root, 9, 0)
+
+
 def test_only_what_fits_is_kept(root, monkeypatch):
     assert fits(root, 9)
     monkeypatch.setattr(in_memory, "LIMIT", 17 * 3 * 9 * 9)

@@ -64,6 +64,8 @@ def test_digits_are_not_flipped_but_clothes_are(root) -> None:
         ("train-images-idx3-ubyte", FILES["train-images-idx3-ubyte"] + b"x", "it has 3937 bytes, not 3936"),
         ("train-images-idx3-ubyte", b"\0\0\x08", "at least 16 bytes"),
         ("train-images-idx3-ubyte", FILES["train-labels-idx1-ubyte"] * 3, "its first number is 2049, not 2051"),
+        ("train-images-idx3-ubyte", idx((0, 28, 28)), "its count is 0"),
+        ("t10k-labels-idx1-ubyte", idx((0,)), "its count is 0"),
         ("t10k-images-idx3-ubyte", idx((2, 28, 27)), "its images are 28×27, not 28×28"),
         ("t10k-labels-idx1-ubyte", idx((2,))[:-1] + b"\x0a", "it has a class 10"),
         ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx((2,)), mtime=0)[:-9], "end-of-stream"),

@@ -62,6 +62,17 @@ def test_every_data_set_is_looked_for(looked, tmp_path):
     assert found["folders with train/"]["found"] == "flowers"
 
 
+def test_a_closed_data_folder_is_an_empty_one(looked, monkeypatch, tmp_path):
+    def closed(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "data" / "mnist").mkdir(parents=True)
+    monkeypatch.setattr(doctor.os, "listdir", closed)
+    monkeypatch.setattr(Path, "iterdir", closed)
+    found, _ = looked()
+    assert not found["mnist"]["there"] and not found["folders with train/"]["there"]
+
+
 def test_extras_come_from_what_is_installed(looked, monkeypatch):
     monkeypatch.setattr(metadata, "requires", lambda package: NEEDS)
     monkeypatch.setattr(metadata, "version", lambda package: {"tyro": "1.0", "numpy": "2.0"}[package])
@@ -115,6 +126,18 @@ def test_an_old_torch_and_a_folder_that_is_closed_are_told(place, change, looked
     change(monkeypatch)
     found, status = looked()
     assert status == 1 and not found[place]["there"] and found[place]["remedy"]
+
+
+@pytest.mark.parametrize("place", ["data", "data/deeper", "runs"])
+def test_a_file_or_a_link_to_nowhere_is_no_folder(place, looked, monkeypatch, tmp_path):
+    monkeypatch.setenv("SSGD_DATA", str(tmp_path / ("data" if place == "runs" else place)))
+    in_the_way, name = tmp_path / place.split("/")[0], "results" if place == "runs" else "downloads"
+    for make in (in_the_way.touch, lambda: in_the_way.symlink_to("nowhere")):
+        make()
+        found, status = looked()
+        assert not found[name]["there"] and found[name]["remedy"] and status == (place == "runs")
+        assert found[name]["found"].endswith(f", but {in_the_way} is not a folder")
+        in_the_way.unlink()
 
 
 def test_a_step_that_fails_is_told_in_a_line():

@@ -168,12 +168,22 @@ def test_without_jiwer_the_counts_are_the_same(errors, monkeypatch):
     assert errors(references, hypotheses) == theirs
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_rates_are_over_all_that_was_said(there, monkeypatch):
-    if there:
-        pytest.importorskip("jiwer", reason="needs jiwer")
-    else:
+@pytest.fixture(params=["with jiwer", "without"])
+def jiwer(request, monkeypatch):
+    """Whether jiwer can be imported."""
+    if request.param == "without":
         monkeypatch.setitem(sys.modules, "jiwer", None)
+    else:
+        pytest.importorskip("jiwer", reason="needs jiwer")
+
+
+@pytest.mark.parametrize("between", [" ", "  ", "\t", " \t ", "\n", "\u00a0"])
+def test_words_are_separated_by_any_white_space(between, jiwer):
+    assert word_errors([f"ONE{between}TWO"], ["ONE TWO"]) == (0, 2)
+    assert word_errors(["ONE TWO"], [f"{between}ONE{between}TOO{between}"]) == (1, 2)
+
+
+def test_rates_are_over_all_that_was_said(jiwer):
     references, hypotheses = ["ONE TWO", "A"], ["ONE TOO", "A B C"]
     assert wer(references, hypotheses) == pytest.approx((1 + 2) / 3)
     assert cer(references, hypotheses) == pytest.approx((1 + 4) / 8)

@@ -50,7 +50,8 @@ def test_wav_and_sphere_give_the_same_samples(tmp_path, soundfile):
 def test_broken_and_missing_audio(tmp_path, soundfile):
     (tmp_path / "empty.wav").write_bytes(b"")
     (tmp_path / "words.wav").write_bytes(b"these are words and no sound " * 9)
-    for name in ("empty.wav", "words.wav"):
+    (tmp_path / "long.wav").write_bytes(b"RIFF\x24\0\0\0WAVEjunk" + 2000 * b"\0\1")  # a part longer than the whole
+    for name in ("empty.wav", "words.wav", "long.wav"):
         with pytest.raises(Unusable, match=f"{name} cannot be read as audio") as fault:
             read_audio(tmp_path / name)
         assert fault.value.kind == "broken audio"
@@ -70,13 +71,36 @@ def test_without_soundfile_other_wavs_name_it(tmp_path, monkeypatch):
         read_audio(tmp_path / "a.wav")
 
 
-def test_a_wav_that_is_cut_is_noticed_without_soundfile(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "soundfile", None)
+def test_a_wav_that_is_cut_is_noticed(tmp_path, soundfile):
     path = write_wav(tmp_path / "a.wav", sound())
-    for missing in (1, 1000):
-        path.write_bytes(path.read_bytes()[:-missing])
-        with pytest.raises(Unusable, match=r"a\.wav is cut: \d+ of its \d+ bytes are there"):
+    content = path.read_bytes()
+    for length in (len(content) - 1, len(content) // 2, 44):
+        path.write_bytes(content[:length])
+        with pytest.raises(Unusable, match=rf"a\.wav is cut: {length - 44} of its 16000 bytes are there"):
             read_audio(path)
+    path.write_bytes(content[:40])
+    with pytest.raises(Unusable, match=r"a\.wav cannot be read as audio"):
+        read_audio(path)
+
+
+@pytest.mark.parametrize("length", [2**32 - 1, 0x7FFFF000])
+def test_a_wav_from_a_pipe_does_not_know_its_length(tmp_path, soundfile, length):
+    path = write_wav(tmp_path / "a.wav", sound())
+    expected, _ = read_audio(path)
+    content = path.read_bytes()
+    path.write_bytes(content[:40] + length.to_bytes(4, "little") + content[44:])
+    assert torch.equal(read_audio(path)[0], expected)
+    path.write_bytes(content[:40] + length.to_bytes(4, "little") + content[44:-1])
+    assert torch.equal(read_audio(path)[0], expected[:-1])
+
+
+@pytest.mark.parametrize("read", [read_audio, read_mfc])
+def test_a_file_that_may_not_be_read_and_one_that_cannot_be(tmp_path, read, monkeypatch):
+    with pytest.raises(Unusable, match="is not there, or may not be read"):
+        read(tmp_path / ("yes " * 100))  # longer than a name may be
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(Unusable, match=r"a\.wav is not there, or may not be read"):
+        read(write_wav(tmp_path / "a.wav", sound()))
 
 
 @pytest.mark.parametrize("end", [math.nan, math.inf, 1e305])
@@ -85,6 +109,16 @@ def test_an_end_that_is_no_time_is_named(tmp_path, end):
     _, rate = read_audio(path)
     with pytest.raises(Unusable, match=f"0.0 to {end} s is not in it".replace("+", "\\+")):
         samples(Utterance("u", "yes", (Clip(path, 0.0, end),), "", "here:1"), rate)
+
+
+def test_audio_of_more_samples_than_memory_holds_is_named(tmp_path):
+    soundfile = pytest.importorskip("soundfile", reason="needs soundfile")
+    soundfile.write(tmp_path / "a.flac", sound(), 16000)
+    content = bytearray((tmp_path / "a.flac").read_bytes())
+    content[21] |= 0x0F  # the highest bits of the count of samples
+    (tmp_path / "a.flac").write_bytes(content)
+    with pytest.raises(Unusable, match=r"a\.flac cannot be read as audio \(Unable to allocate"):
+        read_audio(tmp_path / "a.flac")
 
 
 def test_audio_without_a_header_is_named(tmp_path):
@@ -101,6 +135,8 @@ def test_audio_without_a_header_is_named(tmp_path):
         ({"coding": "ulaw"}, "is not one channel of 16-bit PCM"),
         ({"channel_count": "-i 2"}, "is not one channel of 16-bit PCM"),
         ({"sample_count": "-i 99999"}, "is cut short: it should have 99999 samples"),
+        ({"sample_count": "-i -1"}, "says it has -1 samples at 16000 a second: get it again"),
+        ({"sample_rate": "-i 0"}, "says it has 8000 samples at 0 a second: get it again"),
         ({"sample_rate": "-s1 x"}, "lacks a number in its header"),
     ],
 )
@@ -171,6 +207,21 @@ def test_silence_and_short_sound(tmp_path):
     assert fault.value.kind == "too short"
     frames = LogMel(deltas=2)(utterance(Clip(write_wav(tmp_path / "b.wav", sound(0.1)))))
     assert frames.shape == (8, 120) and LogMel(deltas=2).count == 120
+
+
+@pytest.mark.parametrize("loudness", [math.nan, math.inf, 1e30])
+def test_samples_that_give_no_finite_features_are_named(tmp_path, loudness):
+    soundfile = pytest.importorskip("soundfile", reason="needs soundfile")
+    soundfile.write(tmp_path / "a.wav", np.full(1600, loudness, np.float32) * sound(0.1), 16000, "FLOAT")
+    with pytest.raises(Unusable, match=r"a\.wav: samples are not finite, or far outside −1 to 1") as fault:
+        LogMel()(utterance(Clip(None, end=0.1), Clip(tmp_path / "a.wav")))
+    assert fault.value.kind == "broken audio"
+
+
+@pytest.mark.parametrize(("rate", "mels"), [*((rate, 40) for rate in (-8000, 0, 39, 99, 400, 1000)), (8000, 128)])
+def test_bands_that_would_hear_nothing_are_refused(rate, mels):
+    with pytest.raises(ValueError, match=f"{mels} bands are too many for sound of {rate} samples a second: use record"):
+        LogMel(rate=rate, mels=mels)
 
 
 # --- cepstra and deltas ---------------------------------------------------------------------------------------------

@@ -47,6 +47,12 @@ def test_a_manifest(tmp_path):
     assert (second.clips[0].start, second.clips[0].end) == (2.0, 2.5)
 
 
+def test_speakers_may_be_numbers(tmp_path):
+    rows = [{"audio": "a.wav", "text": "yes", "speaker": speaker} for speaker in (0, 1, "", None)]
+    found = read_manifest(lines(tmp_path / "train.jsonl", *map(json.dumps, rows)), Faults())
+    assert [utterance.speaker for utterance in found] == ["0", "1", "", ""]
+
+
 def test_faults_of_a_manifest_are_named_with_their_row(tmp_path):
     path = lines(
         tmp_path / "train.jsonl",

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,7 +160,7 @@ def test_globally_all_of_training_is_and_the_rest_follows_it():
     train, test = frames(source.clean_train_batches()), frames(source.test_batches())
     assert train.mean(1).abs().max() < 1e-4 and (train.var(1, correction=0) - 1).abs().max() < 1e-3
     assert test[0].mean() > 2  # the numbers of test utterances are larger than those of training
-    assert list(SpeechSource(corpus(test=1).limited(None, 0), normalise="global").test_batches()) == []
+    assert list(SpeechSource(replace(corpus(), test=[]), normalise="global").test_batches()) == []
     with pytest.raises(ValueError, match="normalise must be one of 'speaker', 'global', 'none', not 'both'"):
         SpeechSource(corpus(), normalise="both")
 
@@ -274,6 +275,11 @@ def test_frames_in_files_are_made_again_when_something_changed(tmp_path):
     frames = tmp_path / "frames" / "a-train.f32"
     frames.write_bytes(frames.read_bytes()[:-4])
     assert calls(Clip(path)) == 2
+    index = tmp_path / "frames" / "a-train.f32.json"
+    for length in (0, 20):
+        index.write_text(index.read_text()[:length])
+        assert calls(Clip(path)) == 2
+    assert calls(Clip(tmp_path / ("yes " * 100))) == 2  # longer than a name may be
 
 
 # --- by name --------------------------------------------------------------------------------------------------------
@@ -294,6 +300,17 @@ def test_made_up_speech():
     assert sizes(by_name("fake-speech", held_out=20, train_limit=10, test_limit=5)) == [10, 24, 5]
     masked = [(by_name("fake-speech", spec_augment=on).epoch(0, 0).batch(0, 96)[0] == 0).sum() for on in (False, True)]
     assert masked[1] > masked[0]
+
+
+@pytest.mark.parametrize("name", ["fake-speech", "fake-text", "fake", "digits"])
+def test_less_than_one_is_refused(name):
+    for count in (0, -1):
+        for part in ("train", "test"):
+            with pytest.raises(ValueError, match=f"part of .* needs at least 1 (utterance|word|image), not {count}"):
+                by_name(name, **{f"{part}_limit": count})
+    if name != "fake-text":
+        with pytest.raises(ValueError, match=r"hold out .*, not -1"):
+            by_name(name, held_out=-1)
 
 
 def test_an4_from_its_folder(tmp_path):

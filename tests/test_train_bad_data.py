@@ -1,8 +1,11 @@
 """Data that cannot all be used: what a training says of it, counts and keeps; and how recipes choose."""
 
 import json
+import os
 import re
+from contextlib import redirect_stderr
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 import torch
@@ -69,6 +72,16 @@ def test_it_is_named_once_counted_and_kept_or_fatal(tmp_path, make, capsys):
         file = tmp_path / "runs" / recipe.name / f"seed-{seed}" / "skipped.jsonl"
         kept = [json.loads(line) for line in file.read_text().splitlines()]
         assert len(kept) == sum(expected.values()) and {row["place"] for row in kept} >= set(places)
+
+
+def test_a_name_that_is_not_text_is_kept_too(tmp_path):
+    recipe, _, _ = pictures(tmp_path / "data")
+    broken = tmp_path / "data" / "train" / "a" / "2.png"
+    named = broken.rename(os.fsdecode(os.fsencode(broken.parent) + b"/\xff.png"))
+    with redirect_stderr(StringIO()):  # as a terminal does, it takes what is not text
+        train(replace(recipe, bad="skip"), Execution(out=str(tmp_path / "runs"), device="cpu", workers=0))
+    (kept,) = (tmp_path / "runs" / recipe.name / "seed-0" / "skipped.jsonl").read_text().splitlines()
+    assert json.loads(kept)["place"] == str(named)
 
 
 def test_where_nothing_was_skipped_nothing_is_told(tmp_path, capsys):

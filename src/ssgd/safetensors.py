@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -52,17 +52,32 @@ def read_safetensors(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, on the CPU."""
     content = Path(path).read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
-    found, last = {}, 0
+    listed = _listed(content[8:start], path)
+    if start + sum(tensor.nbytes for tensor in listed.values()) != len(content):
+        raise ValueError(f"{path} is damaged or cut short: write it again")
+    found = {}
+    for name, tensor in listed.items():
+        data = bytearray(content[start : start + tensor.nbytes])
+        flat = torch.frombuffer(data, dtype=tensor.dtype) if data else torch.empty(0, dtype=tensor.dtype)
+        found[name], start = flat.reshape(tensor.shape), start + tensor.nbytes
+    return found
+
+
+def _listed(header: bytes, path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a header without their numbers, as they follow each other: no gap, no overlap."""
     try:
-        for name, entry in json.loads(content[8:start]).items():
-            if name != "__metadata__":
-                first, last_here = entry["data_offsets"]
-                data = bytearray(content[start + first : start + last_here])
-                dtype = DTYPES[entry["dtype"]]
-                flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-                found[name], last = flat.reshape(entry["shape"]), max(last, last_here)
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        entries = sorted((entry["data_offsets"], name, _without_numbers(entry)) for name, entry in entries.items())
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged, or no safetensors file of plain numbers: write it again") from error
-    if start + last != len(content):
-        raise ValueError(f"{path} is damaged or cut short: write it again")
-    return found
+    end = 0
+    for offsets, name, tensor in entries:
+        start, end = end, end + tensor.nbytes
+        if offsets != [start, end]:
+            raise ValueError(f"{path} is damaged: it has {name} at bytes {offsets}, not {[start, end]}: write it again")
+    return {name: tensor for _, name, tensor in entries}
+
+
+def _without_numbers(entry: dict[str, Any]) -> Tensor:
+    return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")

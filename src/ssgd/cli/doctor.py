@@ -206,11 +206,19 @@ def data() -> Iterator[Finding]:
     for name in NAMES:
         folder = root / SHARED.get(name, name)
         if name not in INSIDE:
-            there = folder.is_dir() and any(folder.iterdir())
+            there = bool(_inside(folder))
             fetched = "downloaded when first used" if name in (*ARCHIVES, *SERVERS) else f"bring its files to {folder}"
             yield Finding("data", name, there, str(folder) if there else "not here", "" if there else fetched)
-    images = sorted(train.parent.name for train in root.glob("*/train") if train.is_dir()) if root.is_dir() else []
+    images = [name for name in _inside(root) if os.path.isdir(root / name / "train")]
     yield Finding("data", "folders with train/", bool(images), ", ".join(images) or f"none in {root}")
+
+
+def _inside(folder: Path) -> list[str]:
+    """What lies in a folder; nothing, where it is not one or is closed."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def places() -> Iterator[Finding]:
@@ -219,9 +227,14 @@ def places() -> Iterator[Finding]:
         ("results", Path("runs"), "give another folder: out=FOLDER"),
         ("downloads", data_folder(), "set SSGD_DATA to a folder that you may write to"),
     ):
-        there = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.exists())
-        may = os.access(there, os.W_OK)
-        free = f"{shutil.disk_usage(there).free / 1e9:.0f} GB free"
-        yield Finding(
-            "folders", name, may, f"{place}, {free if may else 'not to be written to'}", "" if may else remedy
-        )
+        there = next(path for path in (place.absolute(), *place.absolute().parents) if os.path.lexists(path))
+        problem = _closed(there)
+        found = problem or f"{shutil.disk_usage(there).free / 1e9:.0f} GB free"
+        yield Finding("folders", name, not problem, f"{place}, {found}", remedy if problem else "")
+
+
+def _closed(place: Path) -> str:
+    """Why nothing can be written into a place; nothing, if it can."""
+    if not os.path.isdir(place):
+        return f"but {place} is not a folder"
+    return "" if os.access(place, os.W_OK | os.X_OK) else "not to be written to"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import sys
@@ -29,7 +30,8 @@ def fetch(url: str, target: Path, md5: str | None = None, sha256: str | None = N
         if wrong:
             raise ValueError(f"{target} is damaged or cut short ({wrong}): delete it, and it is downloaded again")
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with _explained(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
     before = -1
     while not _receive(url, part, target):
@@ -50,7 +52,7 @@ def fetch(url: str, target: Path, md5: str | None = None, sha256: str | None = N
 
 def unpack(archive: Path, folder: Path) -> None:
     """The files of a tar archive into ``folder``, which gets each top-level entry whole or not at all."""
-    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as scratch:
+    with _explained(folder), tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as scratch:
         try:
             with tarfile.open(archive) as tar:
                 members = tar.getmembers()
@@ -60,7 +62,7 @@ def unpack(archive: Path, folder: Path) -> None:
                     tar.extractall(scratch, members, filter="data")
                 else:
                     tar.extractall(scratch, members)
-        except (tarfile.TarError, EOFError, zlib.error) as problem:
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as problem:
             raise ValueError(
                 f"{archive} is damaged or cut short ({problem}): delete it, and it is downloaded again"
             ) from problem
@@ -71,7 +73,8 @@ def unpack(archive: Path, folder: Path) -> None:
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
     """Lets one process at a time into ``folder``, so that the ranks of a training do not all download."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with _explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:  # Windows: no such locks, no waiting
@@ -84,6 +87,18 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """What a disk refuses, as a sentence about the folder."""
+    try:
+        yield
+    except OSError as problem:
+        raise OSError(
+            f"{folder} cannot be written to ({problem.strerror or problem}): free some space there, or choose another"
+            " folder for data, such as by SSGD_DATA"
+        ) from problem
 
 
 def _receive(url: str, part: Path, target: Path) -> bool:
@@ -106,7 +121,11 @@ def _receive(url: str, part: Path, target: Path) -> bool:
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
-        with part.open("ab" if have else "wb") as file, _progress(target.name, have, total) as shown:
+        with (
+            _explained(target.parent),
+            part.open("ab" if have else "wb") as file,
+            _progress(target.name, have, total) as shown,
+        ):
             for chunk in _chunks(response):
                 file.write(chunk)
                 shown.update(len(chunk))

@@ -148,5 +148,5 @@ def _size(path: str) -> tuple[int, int]:
         with pillow().open(path) as file:
             width, height = file.size
             return width, height
-    except OSError:  # named when it is to be read
+    except Exception:  # pillow has many kinds; the file is named when it is to be read
         return 0, 0

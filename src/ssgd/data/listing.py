@@ -67,12 +67,17 @@ def _by_folder(folder: Path) -> tuple[list[str], list[File]]:
 
 def _folders(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """This one and those below it, also by links but each once, with the files in them; hidden ones are passed over."""
-    seen = set()
-    for where, below, inside in os.walk(folder, followlinks=True):
+    seen = set(map(os.path.realpath, folder.parents))  # the other classes are not below this one
+    for where, below, inside in os.walk(folder, onerror=_refused, followlinks=True):
         seen.add(os.path.realpath(where))
         links = {name for name in below if os.path.realpath(os.path.join(where, name)) in seen}
         below[:] = [name for name in below if not name.startswith(".") and name not in links]
         yield where, inside
+
+
+def _refused(problem: OSError) -> None:
+    """A folder that may not be read is not an empty one."""
+    raise problem
 
 
 def _test_files(root: Path, classes: list[str], faults: Faults) -> list[File]:

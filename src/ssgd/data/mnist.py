@@ -81,11 +81,13 @@ def _parsed(content: bytes, compressed: bool, shape: tuple[int, ...]) -> Tensor:
         raise ValueError(f"its first number is {magic}, not {0x0800 + dimensions}")
     if tuple(rest) != shape:
         raise ValueError(f"its images are {'×'.join(map(str, rest))}, not {'×'.join(map(str, shape))}")
+    if not count:
+        raise ValueError("its count is 0")
     header, pixels = 4 * (1 + dimensions), count * math.prod(shape)
     if len(content) != header + pixels:
         raise ValueError(f"it has {len(content)} bytes, not {header + pixels}")
     values = np.frombuffer(content, np.uint8, offset=header).copy()
-    if not shape and values.max(initial=0) > 9:
+    if not shape and values.max() > 9:
         raise ValueError(f"it has a class {values.max()}, but there are 0 to 9")
     return torch.from_numpy(values).view(count, *shape)
 

@@ -155,7 +155,8 @@ class Job:
         if not skipped:
             return
         file = self.folder / "skipped.jsonl"
-        write_whole(file, "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped).encode())
+        rows = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped)
+        write_whole(file, rows.encode("utf-8", "backslashreplace"))  # names of files need not be text
         for one in skipped[:TOLD] if untold else ():
             self.say(f"skipped: {one.place}: {one.sentence}")
         if untold:

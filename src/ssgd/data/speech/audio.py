@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import wave
 import zlib
 from pathlib import Path
@@ -15,6 +17,7 @@ from ssgd.data.speech.sphere import MAGIC, read_sphere
 from ssgd.data.speech.utterances import Clip, Utterance
 
 HUSH = 1e-3  # of full scale, about that of a quiet room; without any, a pause would stand out from all that is heard
+UNKNOWN = 0x7FFF0000  # bytes: what sox and ffmpeg write at least, where they could not know how many would follow
 
 
 def samples(utterance: Utterance, rate: int) -> Tensor:
@@ -25,19 +28,20 @@ def samples(utterance: Utterance, rate: int) -> Tensor:
 
 def read_audio(path: Path) -> tuple[Tensor, int]:
     """A file's samples between −1 and 1, and how many a second. Of several channels, their mean."""
-    if not path.is_file():
-        raise Unusable("missing audio", f"{path} is not there")
+    if not os.path.isfile(path) or not os.access(path, os.R_OK):
+        raise Unusable("missing audio", f"{path} is not there, or may not be read")
     with path.open("rb") as file:
         start = file.read(len(MAGIC))
     if start == MAGIC:
         return read_sphere(path)
+    _check_whole(path)
     try:
         import soundfile
     except ImportError:
         return _wav(path)
     try:
         sound, rate = soundfile.read(str(path), dtype="float32", always_2d=True)
-    except (RuntimeError, OSError, TypeError, ValueError) as problem:  # a headerless file's lacks its rate
+    except (RuntimeError, OSError, TypeError, ValueError, MemoryError) as problem:  # a headerless file lacks its rate
         raise Unusable("broken audio", f"{path} cannot be read as audio ({problem})") from problem
     return torch.from_numpy(sound).mean(1), int(rate)
 
@@ -63,13 +67,27 @@ def _wav(path: Path) -> tuple[Tensor, int]:
     try:
         with wave.open(str(path)) as file:
             rate, channels, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
-            content, whole = file.readframes(file.getnframes()), file.getnframes() * channels * width
-    except (wave.Error, EOFError) as problem:
-        sentence = f"{path} cannot be read as audio ({problem}); more kinds can after `pip install soundfile`"
+            content = file.readframes(min(file.getnframes(), path.stat().st_size))
+    except (wave.Error, EOFError, RuntimeError) as problem:
+        why = str(problem) or "it ends too early"
+        sentence = f"{path} cannot be read as audio ({why}); more kinds can after `pip install soundfile`"
         raise Unusable("broken audio", sentence) from problem
     if width != 2:
         raise Unusable("broken audio", f"{path} has {8 * width} bits a sample: `pip install soundfile` to read it")
-    if len(content) != whole:
-        raise Unusable("broken audio", f"{path} is cut: {len(content)} of its {whole} bytes are there")
-    sound = np.frombuffer(content, "<i2").astype(np.float32) / 32768
+    sound = np.frombuffer(content, "<i2", len(content) // 2 // channels * channels).astype(np.float32) / 32768
     return torch.from_numpy(sound.reshape(-1, channels)).mean(1), rate
+
+
+def _check_whole(path: Path) -> None:
+    """Refuses a wav file that ends before its samples do: soundfile would read it as far as it goes."""
+    with path.open("rb") as file:
+        if not file.read(12).startswith(b"RIFF"):
+            return
+        while len(head := file.read(8)) == 8:
+            name, size = struct.unpack("<4sI", head)
+            if name == b"data":
+                there = path.stat().st_size - file.tell()
+                if there < size < UNKNOWN:
+                    raise Unusable("broken audio", f"{path} is cut: {there} of its {size} bytes are there")
+                return
+            file.seek(size + size % 2, os.SEEK_CUR)

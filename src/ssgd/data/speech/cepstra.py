@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +34,8 @@ class Cepstra:
 
 def read_mfc(path: Path, coefficients: int = 13) -> Tensor:
     """Frames (time, coefficients). The count of numbers at the beginning tells the byte order."""
-    if not path.is_file():
-        raise Unusable("missing audio", f"{path} is not there")
+    if not os.path.isfile(path) or not os.access(path, os.R_OK):
+        raise Unusable("missing audio", f"{path} is not there, or may not be read")
     content = path.read_bytes()
     count = len(content) // 4 - 1
     orders = [order for order in (">", "<") if content[:4] == np.array(count, f"{order}i4").tobytes()]

@@ -28,33 +28,52 @@ class LogMel:
     low: float = 20.0
     deltas: int = 0
 
+    def __post_init__(self) -> None:
+        if self.width < 2 or self.shift < 1 or not _bands(self).gt(0).any(0).all():  # a band without a frequency
+            raise ValueError(
+                f"{self.mels} bands are too many for sound of {self.rate} samples a second: use recordings of 8000 or"
+                " more, or fewer bands"
+            )
+
     @property
     def count(self) -> int:
         return self.mels * (1 + self.deltas)
 
+    @property
+    def width(self) -> int:
+        """Samples in a frame."""
+        return int(self.rate * self.window_ms / 1000)
+
+    @property
+    def shift(self) -> int:
+        """Samples from one frame to the next."""
+        return int(self.rate * self.shift_ms / 1000)
+
+    @property
+    def size(self) -> int:
+        """What a frame is padded to before its spectrum is taken."""
+        return 1 << (self.width - 1).bit_length()
+
     def __call__(self, utterance: Utterance) -> Tensor:
         """Frames (time, features)."""
-        sound = samples(utterance, self.rate)
-        if not sound.isfinite().all():
-            raise Unusable("broken audio", f"the audio of {utterance.key} contains numbers that are not finite")
-        frames = log_mel(sound, self)
+        frames = log_mel(samples(utterance, self.rate), self)
         if not len(frames):
             raise Unusable("too short", f"the audio of {utterance.key} is shorter than {self.window_ms:g} ms")
+        if not frames.isfinite().all():
+            files = ", ".join(str(clip.path) for clip in utterance.clips if clip.path)
+            raise Unusable("broken audio", f"{files}: samples are not finite, or far outside −1 to 1")
         return with_deltas(frames, self.deltas)
 
 
 def log_mel(sound: Tensor, options: LogMel) -> Tensor:
     """Frames (time, mels) of samples between −1 and 1; only frames that lie wholly inside."""
-    width = int(options.rate * options.window_ms / 1000)
-    shift = int(options.rate * options.shift_ms / 1000)
-    if len(sound) < width:
+    if len(sound) < options.width:
         return sound.new_empty(0, options.mels)
-    frames = (sound * 32768).unfold(0, width, shift)  # Kaldi's scale: that of 16-bit integers
+    frames = (sound * 32768).unfold(0, options.width, options.shift)  # Kaldi's scale: that of 16-bit integers
     frames = frames - frames.mean(1, keepdim=True)
     frames = frames - 0.97 * torch.cat([frames[:, :1], frames[:, :-1]], 1)
-    size = 1 << (width - 1).bit_length()
-    power = torch.fft.rfft(frames * _window(width), size).abs().square()
-    energies = power[:, :-1] @ _bands(options.rate, options.mels, options.low, size)
+    power = torch.fft.rfft(frames * _window(options.width), options.size).abs().square()
+    energies = power[:, :-1] @ _bands(options)
     out: Tensor = energies.clamp(min=torch.finfo(torch.float32).eps).log()
     return out
 
@@ -64,11 +83,11 @@ def _window(width: int) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _bands(rate: int, mels: int, low: float, size: int) -> Tensor:
+def _bands(options: LogMel) -> Tensor:
     """Weights (size / 2, mels): triangles that overlap by half, of equal width in mel."""
-    first, last = _mel(torch.tensor([low, rate / 2])).tolist()
-    edges = torch.linspace(first, last, mels + 2, dtype=torch.float64)
-    points = _mel(torch.arange(size // 2, dtype=torch.float64) * rate / size)[:, None]
+    first, last = _mel(torch.tensor([options.low, options.rate / 2])).tolist()
+    edges = torch.linspace(first, last, options.mels + 2, dtype=torch.float64)
+    points = _mel(torch.arange(options.size // 2, dtype=torch.float64) * options.rate / options.size)[:, None]
     rising = (points - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - points) / (edges[2:] - edges[1:-1])
     return torch.minimum(rising, falling).clamp(min=0).float()

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def _on_disk(
     utterances: Sequence[Utterance], features: Features, faults: Faults, file: Path
 ) -> tuple[list[int], Unheard, Tensor]:
     index, key = file.with_name(file.name + ".json"), _key(utterances, features)
-    known = json.loads(index.read_text()) if index.exists() and file.exists() else {}
+    known = _known(index) if file.exists() else {}
     if known.get("key") == key and file.stat().st_size == 4 * features.count * sum(known["lengths"]):
         lengths, unheard = known["lengths"], {number: (kind, why) for number, (kind, why) in known["unheard"]}
         for number, (kind, why) in unheard.items():
@@ -87,13 +87,22 @@ def _on_disk(
     return lengths, unheard, frames.view(shape)
 
 
+def _known(index: Path) -> dict[str, Any]:
+    """What an earlier call left; nothing, where a crash has cut it."""
+    try:
+        found: dict[str, Any] = json.loads(index.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
 def _key(utterances: Sequence[Utterance], features: Features) -> str:
     """A digest of all that the frames depend on: features, clips, and the files' sizes and times."""
     digest = hashlib.sha256(repr(features).encode())
     for utterance in utterances:
         digest.update(repr((utterance.key, utterance.clips)).encode())
         for clip in utterance.clips:
-            if clip.path is not None and clip.path.exists():
+            if clip.path is not None and os.path.exists(clip.path):
                 about = clip.path.stat()
                 digest.update(f"{about.st_size} {about.st_mtime_ns}".encode())
     return digest.hexdigest()

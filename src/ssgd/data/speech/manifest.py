@@ -35,14 +35,15 @@ def _utterance(line: str, path: Path, place: str) -> Utterance:
         raise Unusable("broken row", f"not a line of JSON ({problem}): write one object a line") from problem
     if not isinstance(row, dict):
         raise Unusable("broken row", 'not an object: write {"audio_filepath": …, "text": …}')
-    audio, text, speaker = row.get("audio_filepath", row.get("audio")), row.get("text"), row.get("speaker", "")
+    audio, text, speaker = row.get("audio_filepath", row.get("audio")), row.get("text"), row.get("speaker")
+    speaker = "" if speaker is None else str(speaker)
     if not isinstance(audio, str) or not isinstance(text, str):
         raise Unusable("broken row", "audio_filepath (or audio) and text are needed, both as strings")
     start, duration = _seconds(row, "offset"), _seconds(row, "duration")
     # a duration without an offset tells how long the file is, which the file itself knows better
     end = None if start is None or duration is None else start + duration
     key = str(row.get("id", f"{path.stem}-{place.rpartition(':')[2]}"))
-    return Utterance(key, text, (Clip(path.parent / audio, start or 0.0, end),), str(speaker or ""), place)
+    return Utterance(key, text, (Clip(path.parent / audio, start or 0.0, end),), speaker, place)
 
 
 def _seconds(row: dict[str, Any], name: str) -> float | None:

@@ -42,6 +42,8 @@ def _errors(references: Sequence[str], hypotheses: Sequence[str], words: bool) -
         raise ValueError("a reference is empty: an error rate needs something that was said")
     if not references:
         return 0, 0
+    if words:  # jiwer would take a tab for a letter
+        references, hypotheses = ([" ".join(text.split()) for text in texts] for texts in (references, hypotheses))
     try:
         import jiwer
     except ImportError:

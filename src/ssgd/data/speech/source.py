@@ -40,6 +40,9 @@ class Corpus:
 
     def limited(self, train: int | None, test: int | None) -> Corpus:
         """The first so many utterances."""
+        for part, count in (("train", train), ("test", test)):
+            if count is not None and count < 1:
+                raise ValueError(f"the {part} part of {self.name} needs at least 1 utterance, not {count}")
         return replace(self, train=self.train[:train], test=self.test[:test])
 
 

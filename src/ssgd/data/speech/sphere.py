@@ -30,6 +30,8 @@ def read_sphere(path: Path) -> tuple[Tensor, int]:
         count, rate, start = (int(header[name]) for name in ("sample_count", "sample_rate", "header size"))
     except (KeyError, ValueError) as problem:
         raise Unusable("broken audio", f"{path} lacks a number in its header ({problem}): get it again") from problem
+    if count < 0 or rate < 1:
+        raise Unusable("broken audio", f"{path} says it has {count} samples at {rate} a second: get it again")
     order = ">i2" if header.get("sample_byte_format", "01") == "10" else "<i2"
     if len(content) < start + 2 * count:
         raise Unusable("broken audio", f"{path} is cut short: it should have {count} samples. Get it again")

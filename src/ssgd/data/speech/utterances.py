@@ -29,6 +29,8 @@ class Utterance:
 
 def held_out(utterances: Iterable[Utterance], count: int) -> tuple[list[Utterance], list[Utterance]]:
     """What is left, and at least ``count`` utterances of whole speakers: those whose names come last."""
+    if count < 1:
+        raise ValueError(f"hold out at least 1 utterance, not {count}")
     speakers: dict[str, list[Utterance]] = {}
     for utterance in utterances:
         speakers.setdefault(utterance.speaker or utterance.key, []).append(utterance)
