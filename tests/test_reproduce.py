@@ -431,7 +431,7 @@ def test_stems_are_those_of_each_task_and_not_needed_where_nothing_is_drawn(here
 
 
 def test_every_recipe_of_an_experiment_can_be_trained_by_name():
-    assert {"fig3/smoothout-x2/0.4", "fig7/sgd-m", "figA6/ssgd", "price/cifar10/vgg16/sam-0.1"} <= RECIPES.keys()
+    assert {"fig3/smoothout-x2/0.4", "fig7/sgd-m", "figA6/ssgd", "price/cifar10/vgg16/sam-0.05"} <= RECIPES.keys()
 
 
 @pytest.mark.parametrize("task", beyond.LEVELS)
