@@ -31,7 +31,7 @@ from ssgd.train.execution import Execution, set_up, settled
 from ssgd.train.run import Run
 
 COUNTS = (1, 2, 4, 8, 12)
-WORDS, LENGTHS = 10_000, {"train": 60_000, "valid": 2_000, "test": 2_000}
+WORDS, IN_A_STEP = 10_000, 20 * 35
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
         return
     rows = []
     with tempfile.TemporaryDirectory() as text:
-        write(Path(text))
+        write(Path(text), options.steps * (options.rounds + 1))
         for connections in ("8", CONNECTIONS):
             print(f"{connections} connections", flush=True)
             done = subprocess.run(
@@ -64,10 +64,12 @@ def main() -> None:
     report(rows, torch.device(options.device), options.out)
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, steps: int) -> None:
+    """An epoch of so many steps, and each word at least once."""
     draw = random.Random(0)
     words = [f"w{number}" for number in range(WORDS)]
-    for part, length in LENGTHS.items():
+    enough = max(WORDS, (steps + 1) * IN_A_STEP)
+    for part, length in {"train": enough, "valid": 2_000, "test": 2_000}.items():
         known = [*words, *draw.choices(words, k=length - WORDS)] if part == "train" else draw.choices(words, k=length)
         lines = (" ".join(known[at : at + 20]) for at in range(0, length, 20))
         (folder / f"random.{part}.txt").write_text("\n".join(lines) + "\n")

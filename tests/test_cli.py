@@ -222,6 +222,13 @@ def test_runs_side_by_side_get_connections_unless_told_otherwise(own, ranks, fou
     assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == found
 
 
+def test_under_mps_the_connections_are_left_to_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    main(["recipes"])
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ
+
+
 def test_words_after_a_command_that_takes_none_are_refused(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["models", "lr=0.1"])

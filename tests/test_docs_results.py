@@ -9,6 +9,7 @@ import pytest
 
 from ssgd.recipes import get
 from ssgd.recipes.beyond import LABELS, labels
+from ssgd.recipes.price import CONTENDERS
 from ssgd.report.cells import ANEW
 from ssgd.report.paper import targets
 from ssgd.report.statistics import paired
@@ -81,7 +82,12 @@ def test_differences_of_an4_are_told():
 
 def test_what_tuning_gave_is_told():
     text = (ROOT / "README.md").read_text()
-    assert ", ".join(f"{row['level']:g}: {row['test_accuracy']:.2f}" for row in rows_of("tune")) in text
+    for method, name in (("split", "`split`"), ("sam", "SAM")):
+        tried = [row for row in rows_of("tune") if row["method"] == method]
+        told = ", ".join(f"{row['level']:g}: {row['test_accuracy']:.2f}" for row in tried)
+        assert f"{name} {told}" in text
+        best = max(tried, key=lambda row: row["test_accuracy"])["level"]
+        assert CONTENDERS[f"{method}-{best:g}"] == (method, best)
 
 
 def test_the_table_of_words_is_that_of_its_rows():
@@ -125,12 +131,13 @@ def rows_of(name):
     return [json.loads(line) for line in (ROOT / "results" / f"{name}.jsonl").read_text().splitlines()]
 
 
-def contender(label):
-    """Of price, ResNet20 on CIFAR-100 at the paper's decay; seeds that no tuning has seen."""
-    names = (f"price/cifar100/resnet20/{label}", *(["cifar100/5e-4"] if label == "sgd" else []))
+def contender(label, data="cifar100"):
+    """Of price, ResNet20 at the paper's decay; seeds that no tuning has seen."""
+    names = (f"price/{data}/resnet20/{label}", *([f"{data}/5e-4"] if label == "sgd" else []))
     rows = [row for row in rows_of("price") + rows_of("baseline") if row["experiment"] in names and row["seed"] > 0]
-    assert len({row["seed"] for row in rows}) == len(rows) == 5
-    return rows
+    seeds = [1, 2, 3] if data == "cifar10" or label in ("sam-0.05", "sgd-2x") else [1, 2, 3, 4, 5]
+    assert sorted(row["seed"] for row in rows) == seeds
+    return sorted(rows, key=lambda row: row["seed"])
 
 
 def at_little_decay(method):
@@ -146,6 +153,8 @@ AT_THE_PAPERS = {
     HALVES: "halves",
     "split, level 0.26": "split-0.26",
     "split in the last 100 epochs": LATE,
+    "SAM, ρ 0.05": "sam-0.05",
+    "SGD in twice the epochs": "sgd-2x",
 }
 AT_LITTLE = {"SGD": "sgd", HALVES: "halves", "split, level 0.15": "split"}
 
@@ -162,6 +171,59 @@ def test_the_tables_of_split_are_those_of_their_rows(page, rows, told):
         if label != "sgd":
             figures += [told(chosen, rows("sgd"), "test_accuracy") for told in (gain, interval)]
         assert any(line.startswith(f"| {name} |") and all(f"| {one} |" in line for one in figures) for line in lines)
+
+
+def test_the_table_of_cifar10_is_that_of_its_rows():
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("| CIFAR-10 | passes |") :].partition("\n\n")[0].splitlines()[2:]
+    sgd = contender("sgd", "cifar10")
+    told = {"SGD": "sgd", "both signs, level 0.5": "ssgd-0.5", HALVES: "halves", "split, level 0.26": "split-0.26"}
+    for (name, label), line in zip(told.items(), table, strict=True):
+        rows = contender(label, "cifar10")
+        seeds = ", ".join(f"{row[ACCURACY]:.2f}" for row in rows)
+        gained = " |  |" if label == "sgd" else f"{gain(rows, sgd, ACCURACY)} | {interval(rows, sgd, ACCURACY)} |"
+        assert line.startswith(f"| {name} | ") and f" | {seeds} | {spoken(rows, ACCURACY)} | {gained}" in line
+        assert line.endswith(f" {spoken(rows, 'train_accuracy')} |")
+    theirs = targets()["table2_cifar"]["ResNet20"]["S-SGD (0.5)"][0]
+    assert f"the paper's accuracy ({theirs:.2f})" in text
+    for page in ("docs/results.md", "docs/method.md"):
+        both = contender("ssgd-0.5", "cifar10")
+        told = spoken(both, ACCURACY) if "results" in page else f"both signs gain {gain(both, sgd, ACCURACY)[1:5]}"
+        assert told in (ROOT / page).read_text()
+
+
+def test_sam_and_twice_the_epochs_are_compared_with_ours():
+    readme, card = ((ROOT / page).read_text() for page in ("README.md", "docs/method.md"))
+    sam, split, both, longer = (contender(label) for label in ("sam-0.05", "split-0.26", "ssgd-0.5", "sgd-2x"))
+    assert compared(sam, both) in readme and compared(sam, split) in readme
+    assert f"SAM was better on CIFAR-100, by {difference(sam, both, ACCURACY).mean:.2f}." in card
+    sgd = contender("sgd")
+    gains = [difference(rows[:3], sgd, ACCURACY).mean for rows in (longer, both)]
+    assert "gained {:.2f} where both signs gained {:.2f} in the same three seeds".format(*gains) in card
+
+
+def test_what_the_gain_hangs_on_is_told():
+    text = (ROOT / "docs" / "results.md").read_text()
+    at_5e_4 = {"sgd": contender("sgd"), "ssgd-0.5": contender("ssgd-0.5"), "split-0.26": contender("split-0.26")}
+
+    def of(net, decay, label):
+        names = (f"setting/{net}/{decay}/{label}", f"cifar100/{decay}" if net == "A" and label == "sgd" else "")
+        rows = [row for row in rows_of("setting") + rows_of("baseline") if row["experiment"] in names]
+        rows = at_5e_4[label] if (net, decay) == ("A", "5e-4") else rows
+        return {row["seed"]: row for row in rows if row["seed"] in (1, 2)}
+
+    for net, decay in (("A", "5e-4"), ("A", "2e-4"), ("B", "5e-4"), ("B", "2e-4")):
+        sgd = of(net, decay, "sgd")
+        cells = [", ".join(f"{row[ACCURACY]:.2f}" for row in sgd.values())]
+        for label in ("ssgd-0.5", "split-0.26"):
+            found = of(net, decay, label)
+            cells.append(", ".join(f"{row[ACCURACY]:.2f}" for row in found.values()))
+            cells.append(", ".join(f"{row[ACCURACY] - sgd[seed][ACCURACY]:+.2f}" for seed, row in found.items()))
+        cells.append(", ".join(f"{row['train_accuracy']:.2f}" for row in sgd.values()))
+        assert f"| {net}, {decay} | {' | '.join(cells)} |" in text
+    paper, train = targets()["table2_cifar"]["ResNet20"], targets()["fig7_surface"]["train"]["SGD_f"]
+    sgd, both = paper["SGD"][1], paper["S-SGD (0.5)"][1]
+    assert f"| the paper | {sgd:.2f} | {both:.2f} | {both - sgd:+.2f} |  |  | {train:.2f} |" in text
 
 
 def test_split_is_compared_with_both_signs_and_with_its_control():

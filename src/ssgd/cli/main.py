@@ -53,7 +53,7 @@ NEXT = """from nothing to your own data:
 def main(arguments: Sequence[str] | None = None) -> int:
     if "" not in sys.path:
         sys.path.append("")  # models of your own are found in the current folder, as python -m ssgd finds them
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if os.environ.get("WORLD_SIZE", "1") == "1" and not _shares_the_device():
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)  # read once, when CUDA starts
     parser = argparse.ArgumentParser(
         prog="ssgd",
@@ -85,6 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `ssgd recipes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _shares_the_device() -> bool:
+    """Under MPS, whose clients share the connections there are: the fourth with 32 finds the device busy."""
+    return os.path.exists(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
 
 
 if __name__ == "__main__":
