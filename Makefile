@@ -7,7 +7,7 @@ PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 .PHONY: help demo test test-browser lint bench report docs clean
 
 help:
-	@echo "make demo   SGD against S-SGD on a toy, in under two minutes: a table and demo.png"
+	@echo "make demo   SGD against S-SGD on a toy, in a minute or two: a table and demo.png"
 	@echo "make test   the tests"
 	@echo "make test-browser  the page of results in Chromium, which it installs on Debian"
 	@echo "make lint   ruff and mypy"

@@ -59,7 +59,17 @@ def test_methods_share_data_and_initialisation() -> None:
     assert sgd.curve == both.curve == split.curve  # without noise all three are SGD
 
 
-@pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--epochs", "0"], ["--train-images", "19"]])
+def test_processes_change_nothing() -> None:
+    small = ["--seeds", "2", "--epochs", "1", "--train-images", "40"]
+    alone, together = (list(demo.trained(demo.parse([*small, "--processes", count]))) for count in "12")
+    assert len(alone) == 2 * len(demo.METHODS)
+    for (method, run, model), (same_method, same_run, same_model) in zip(alone, together, strict=True):
+        assert same_method == method and (same_run.seed, same_run.curve) == (run.seed, run.curve)
+        weights = same_model.state_dict()
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("wrong", [["--processes", "0"], ["--seeds", "0"], ["--epochs", "0"], ["--train-images", "19"]])
 def test_wrong_options_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         demo.main(wrong)

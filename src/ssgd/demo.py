@@ -1,4 +1,4 @@
-"""SGD against S-SGD on a toy: ``python -m ssgd.demo`` prints a table and draws a picture in under two minutes.
+"""SGD against S-SGD on a toy: ``python -m ssgd.demo`` prints a table and draws pictures in a minute or two.
 
 A small convolutional net learns 8×8 handwritten digits from 100 images; the other 1,697 are the test set. Each seed
 gives one split, one initialisation and one data order, and all methods share them, so differences are paired.
@@ -14,12 +14,15 @@ over half a batch take far longer than one over the whole.
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -72,16 +75,16 @@ class Run:
 
 
 Runs = dict[Method, list[Run]]
+Trained = tuple[Method, Run, nn.Module]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     runs: Runs = {method: [] for method in METHODS}
     minima: dict[str, nn.Module] = {}
-    for seed, method in with_progress([(seed, method) for seed in range(options.seeds) for method in METHODS]):
-        run, model = train(method, seed, options)
+    for method, run, model in with_progress(trained(options), len(METHODS) * options.seeds):
         runs[method].append(run)
-        if seed == 0 and method in (SGD, BOTH):
+        if run.seed == 0 and method in (SGD, BOTH):
             minima[method.name] = model
     print(table(runs, options))
     if options.json:
@@ -97,17 +100,32 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=10, help="trainings of each method (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=100, help="epochs of a training (default: %(default)s)")
     parser.add_argument("--train-images", type=int, default=100, help="the rest is the test set (default: %(default)s)")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="trainings at a time (default: %(default)s)"
+    )
     parser.add_argument("--noise", type=float, default=0.5, help="noise level ‖n‖/‖w‖ of S-SGD (default: %(default)s)")
     parser.add_argument(
         "--out", type=Path, default=Path("demo.png"), metavar="PNG", help="picture (default: %(default)s)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write raw numbers and environment to FILE")
     options = parser.parse_args(arguments)
-    if options.seeds < 1 or options.epochs < 1:
-        parser.error("--seeds and --epochs must be at least 1")
+    if min(options.seeds, options.epochs, options.processes) < 1:
+        parser.error("--seeds, --epochs and --processes must be at least 1")
     if not BATCH <= options.train_images <= 1796:
         parser.error(f"--train-images must lie between {BATCH}, one batch, and 1796, which leaves one image to test on")
     return options
+
+
+def trained(options: argparse.Namespace) -> Iterator[Trained]:
+    """Every method with every seed, a training on each core at a time."""
+    jobs = [(method, seed, options) for seed in range(options.seeds) for method in METHODS]
+    processes = min(options.processes, options.seeds)
+    if processes == 1:
+        yield from ((job[0], *train(*job)) for job in jobs)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        for job, (run, model) in zip(jobs, pool.map(train, *zip(*jobs, strict=True)), strict=True):
+            yield job[0], run, model
 
 
 def train(method: Method, seed: int, options: argparse.Namespace) -> tuple[Run, nn.Module]:
@@ -292,13 +310,13 @@ def beside(out: Path, ending: str) -> Path:
     return out.with_name(out.stem + ending)
 
 
-def with_progress(jobs: list[tuple[int, Method]]) -> Iterable[tuple[int, Method]]:
+def with_progress(trainings: Iterator[Trained], count: int) -> Iterable[Trained]:
     try:
         from tqdm import tqdm
     except ImportError:
         print("No progress bar: tqdm is missing, `pip install 'ssgd[demo]'` brings it.", file=sys.stderr)
-        return jobs
-    bar: Iterable[tuple[int, Method]] = tqdm(jobs, desc="training", unit="run")
+        return trainings
+    bar: Iterable[Trained] = tqdm(trainings, desc="training", unit="run", total=count)
     return bar
 
 
