@@ -1,5 +1,6 @@
 """SGD against S-SGD in JAX, on the 8×8 digits that come with the package: pip install '.[jax]'."""
 
+import argparse
 from functools import partial
 from itertools import pairwise
 
@@ -10,13 +11,10 @@ import optax
 from ssgd.data.digits import digits
 from ssgd.jax import symmetric
 
-SIZES = (64, 64, 64, 10)
-BATCH = 25
-
 
 def init(key):
     layers = []
-    for inputs, outputs in pairwise(SIZES):
+    for inputs, outputs in pairwise((64, 64, 64, 10)):
         key, own = jax.random.split(key)
         layers.append({"w": jax.random.normal(own, (inputs, outputs)) * (2 / inputs) ** 0.5, "b": jnp.zeros(outputs)})
     return layers
@@ -48,11 +46,14 @@ def train(mode, noise, epochs=60, seed=0):
 
     state = opt.init(params)
     for epoch in range(epochs):
-        for batch in jax.random.permutation(jax.random.fold_in(order_key, epoch), len(x)).reshape(-1, BATCH):
+        for batch in jax.random.permutation(jax.random.fold_in(order_key, epoch), len(x)).reshape(-1, 25):
             params, state, _ = step(params, state, x[batch], y[batch])
     return 100 * float((logits(params, test_x).argmax(1) == test_y).mean())
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=60)
+    options = parser.parse_args()
     for name, mode, noise in (("SGD", "both", 0.0), ("S-SGD both", "both", 0.3), ("S-SGD split", "split", 0.3)):
-        print(f"{name:12} {train(mode, noise):.2f} % of the test digits")
+        print(f"{name:12} {train(mode, noise, options.epochs):.2f} % of the test digits")

@@ -1,7 +1,6 @@
-"""SGD against S-SGD in Lightning: ResNet20 on CIFAR-10 where SSGD_DATA has it, a small net on the digits else.
+"""SGD against S-SGD in Lightning, on CIFAR-10 where SSGD_DATA has it, else on digits: pip install '.[lightning]'."""
 
-It needs pip install '.[lightning]'.
-"""
+import argparse
 
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -50,9 +49,11 @@ def train(images, *callbacks, epochs=10, **options):
 
 
 if __name__ == "__main__":
-    folder = data_folder()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10)
+    options, folder = parser.parse_args(), data_folder()
     images = cifar("cifar10", folder) if (folder / FOLDERS["cifar10"]).exists() else digit_images()
     rows = {"SGD": [], "S-SGD both": [SymmetricNoise(0.2)], "S-SGD split": [SymmetricNoise(0.15, split=True)]}
-    found = {name: train(images, *callbacks) for name, callbacks in rows.items()}
+    found = {name: train(images, *callbacks, epochs=options.epochs) for name, callbacks in rows.items()}
     for name, accuracy in found.items():
         print(f"{name:12} {accuracy:.2f} % of the test images")

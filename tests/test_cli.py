@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -108,6 +109,8 @@ def test_a_wrong_option_is_answered(here, capsys):
         (["train", "digits", "colour=red"], "ssgd: cannot use 'colour=red': write key=value"),
         (["train", "digits", "phases=1-x"], "ssgd: cannot read phases='1-x'"),
         (["train", "digits", "keep=0"], "ssgd: keep must be a whole number of at least 1"),
+        (["train", "digits", "level=0.3"], "ssgd: sgd has no level to set to 0.3: give a method too"),
+        (["compare", "digits", "--vary", "level=0.1,0.2"], "ssgd: sgd has no level to set to 0.1: give a method too"),
         (["compare", "digits", "--vary", "method"], "ssgd: cannot use --vary 'method': write --vary method=sgd,"),
         (["compare", "digits", "--vary", "method=sgd,sgd"], "ssgd: two recipes have the same name"),
         (["recipes", "digts"], "ssgd: no recipe called 'digts': did you mean digits?"),
@@ -227,6 +230,21 @@ def test_under_mps_the_connections_are_left_to_it(tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     main(["recipes"])
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("ending", "encoding", "status", "said"),
+    [
+        ("| cat", "ascii", 0, ""),
+        (">&-", "utf-8", 0, ""),
+        ("> /dev/full", "utf-8", 1, "ssgd: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_where_output_goes_is_no_reason_for_a_trace(ending, encoding, status, said):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUNBUFFERED": ""}
+    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m ssgd methods sam {ending}"
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, said)
 
 
 def test_words_after_a_command_that_takes_none_are_refused(capsys):

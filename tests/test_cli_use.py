@@ -5,7 +5,9 @@ import re
 
 import pytest
 
+from ssgd.cli.compare import variants
 from ssgd.cli.main import main
+from ssgd.recipes import get
 
 from .speech_files import sound, write_wav
 
@@ -40,6 +42,8 @@ def test_a_language_model_writes(runs, capsys):
     assert first != said(capsys, "sample", run, "--words", "w2 w3", "--length", 12, "--seed", 1)
     assert main(["sample", str(run), "--words", "w2 zebra"]) == 2
     assert "'zebra' is not in the vocabulary" in capsys.readouterr().err
+    assert main(["sample", str(run), "--seed", str(10**20)]) == 2
+    assert "seed must be a whole number from 0 to" in capsys.readouterr().err
 
 
 def test_a_text_that_has_changed_is_not_written_from(tmp_path, capsys):
@@ -89,3 +93,15 @@ def test_models_of_another_kind_are_refused(runs, capsys):
     assert "of the kind speech, not language" in capsys.readouterr().err
     assert main(["transcribe", str(runs / "words" / "seed-0"), "a.wav"]) == 2
     assert "learned from fake-text, of the kind language, not speech" in capsys.readouterr().err
+
+
+def test_variants_stay_below_the_recipe_s_name():
+    found = variants(get("digits"), ["data=../mine,/their/own", "method=sgd,split:0.15"])
+    ends = [f"{data}/{method}" for data in ("..-mine", "-their-own") for method in ("sgd", "split-0.15")]
+    assert [recipe.name for recipe in found] == [f"digits/{end}" for end in ends]
+
+
+def test_the_details_of_a_method_are_set_flush(capsys):
+    shown = said(capsys, "methods", "split")
+    assert "\n1 pass a step, built by SSGD\n" in shown
+    assert "\nEach step averages the gradients" in shown

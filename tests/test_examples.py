@@ -66,6 +66,7 @@ def test_every_example_is_run_by_a_test():
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_examples_are_short_and_listed(example):
+def test_examples_are_short_take_options_and_are_listed(example):
     assert len(example.read_text().splitlines()) < 60
+    assert re.search(r'add_argument\("--(epochs|steps)"', example.read_text())
     assert f"[{example.name}]({example.name})" in (ROOT / "examples" / "README.md").read_text()

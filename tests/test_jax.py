@@ -352,6 +352,42 @@ def test_zero_bfloat16_complex_and_empty_leaves():
     assert np.abs(n.real).min() > 0 and np.abs(n.imag).min() > 0
 
 
+def test_a_derivative_through_a_zero_leaf_is_finite():
+    """As in learning to learn, where a step is differentiated by the weights it began with."""
+    params, data = net(), batch()
+    params["last"]["w"] = jnp.zeros((8, 3))
+    opt = symmetric(optax.sgd(0.1), 0.3, key=KEY)
+
+    @jax.jit
+    @jax.grad
+    def through_a_step(params):
+        return loss_fn(training_step(opt)(params, opt.init(params), *data)[0], *data)
+
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(through_a_step(params)))
+
+
+def test_dtypes_without_implicit_promotion():
+    params = {"half": jnp.ones((4, 4), jnp.bfloat16), "eighth": jnp.ones((4, 4), jnp.float8_e4m3fn)}
+    opt = symmetric(optax.sgd(0.1), optax.linear_schedule(0.3, 0.3, 2), key=KEY)
+    state = opt.init(params)
+    with jax.numpy_dtype_promotion("strict"):
+        plus, _ = opt.points(params, state)
+        ratios = opt.realised_ratios(params, state)
+    assert {name: w.dtype for name, w in plus.items()} == {name: w.dtype for name, w in params.items()}
+    close(ratios, {"half": 0.3, "eighth": 0.3}, rtol=0.1)
+
+
+def test_only_leaves_that_may_move_are_chosen():
+    params = {"w": jnp.ones((2, 2)), "scale": 2.0, "count": jnp.arange(4).reshape(2, 2), "key": KEY, "none": None}
+    opt = symmetric(optax.sgd(0.1), 0.3, key=KEY, perturb=lambda path, leaf: True)
+    state = opt.init({"w": params["w"]})
+    ratios = opt.realised_ratios(params, state)
+    close((ratios["w"], ratios["scale"]), (0.3, 0.3))
+    assert ratios["count"] is ratios["key"] is ratios["none"] is None
+    plus, _ = opt.points(params, state)
+    assert same(plus["count"], params["count"]) and plus["key"] is KEY
+
+
 def test_perturb_chooses_leaves_by_path():
     params, asked = {**net(), "tail": [jnp.ones((2, 2))]}, []
 
@@ -543,6 +579,7 @@ def by_hand(params, x, y, mode):
         ({"key": jax.random.split(KEY)}, "one random key"),
         ({"mode": "mirror"}, "mode must be one of 'both', 'split'"),
         ({"law": "cauchy"}, r"use one of sphere, sign, uniform, or a function draw\(key, shape, dtype\)"),
+        ({"perturb": {"w": True}}, r"perturb must be a function perturb\(path, leaf\), not dict"),
         ({"pairs": 0}, "pairs must be a whole number of at least 1"),
         ({"pairs": 2, "mode": "split"}, 'use pairs=1, or mode="both"'),
     ],
@@ -572,6 +609,9 @@ def test_wrong_states_and_batches():
         opt.points({"bias": jnp.ones(3)}, state)
     with pytest.raises(ValueError, match=r"nothing to perturb: .* that perturb accepts"):
         symmetric(optax.sgd(0.1), 0.3, key=KEY, perturb=lambda path, leaf: False).points(params, state)
+    short = symmetric(optax.sgd(0.1), 0.3, key=KEY, law=lambda key, shape, dtype: jnp.ones((), dtype))
+    with pytest.raises(ValueError, match=r"law drew noise of the shape \(\) where \(5, 8\) was asked for"):
+        short.points(params, state)
     scheduled = symmetric(optax.sgd(0.1), lambda step: 0.1 * step, key=KEY, mode="split")
     with pytest.raises(ValueError, match="return sums or means over the samples, or give noise as a number"):
         scheduled.value_and_grad(lambda p, x, y: (loss_fn(p, x, y), x), has_aux=True)(params, state, x, y)

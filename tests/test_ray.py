@@ -1,13 +1,17 @@
 """Runs over a Ray cluster: one on this machine, of two cores."""
 
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ssgd.recipes.digits import digits
+from ssgd.recipes.words import words
 from ssgd.reproduce import Experiment, Results, carry_out, plan
+from ssgd.reproduce.on_ray import train_on_ray
 from ssgd.train import Execution
 
 ray = pytest.importorskip("ray", reason="needs ray")
@@ -68,9 +72,40 @@ def test_a_run_goes_on_from_another_on_any_node(cluster, tmp_path, monkeypatch):
     assert Path("runs/test/goes-on/seed-0/resumed.jsonl").exists()
 
 
-def over_ray(experiment):
+def test_folders_are_those_of_the_command_wherever_a_worker_stands(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data/ptb").mkdir(parents=True)
+    for part in ("train", "valid", "test"):
+        Path(f"data/ptb/ptb.{part}.txt").write_text("a b c d\n" * 60)
+    recipe = replace(words(), name="test/words", data="ptb", phases="1", lr=(1.0,), batch=2)
+    experiment = Experiment("test", "a test", "a tiny run", lambda scale: [recipe])
+    failures, found = over_ray(experiment, folder="data", results="lines.jsonl")
+    assert not failures and len(found.rows) == len(Path("lines.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_interrupt_ends_what_still_trains_in_a_cluster_that_stays(cluster, tmp_path):
+    def interrupted(ended):
+        raise KeyboardInterrupt
+
+    endless = tiny("endless", phases="100000")
+    with pytest.raises(KeyboardInterrupt):
+        train_on_ray([tiny("short"), endless], None, Execution(out=str(tmp_path), device="cpu"), interrupted)
+    before = time.monotonic()
+    while ray.available_resources().get("CPU") != 2:
+        assert time.monotonic() - before < 30, "it trains on"
+        time.sleep(0.1)
+
+
+def test_a_gpu_that_the_cluster_lacks_is_not_replaced_in_silence(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    execution = Execution(out=str(tmp_path), device="cuda")
+    with pytest.raises(ValueError, match="--device cuda, but the Ray cluster has no GPU"):
+        train_on_ray([tiny("one")], None, execution, print)
+
+
+def over_ray(experiment, **options):
     """What went wrong, and the rows that were written."""
-    execution, results = Execution(device="cpu"), Results("results")
+    execution, results = Execution(device="cpu", **options), Results("results")
     failures = carry_out(plan(experiment, "paper", results), execution, results, on="ray")
     return failures, Results("results")
 

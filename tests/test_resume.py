@@ -328,6 +328,11 @@ def test_what_waits_is_not_begun_after_a_signal(often, tmp_path, monkeypatch):
     assert len(train(recipe, often)) == 2
 
 
+def test_who_was_stopped_elsewhere_says_by_what():
+    found = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM)))  # as Ray brings it from a worker
+    assert str(found) == "stopped by SIGTERM" and found.number == signal.SIGTERM
+
+
 @unix
 def test_a_second_signal_ends_at_once(tmp_path, monkeypatch, capsys):
     signalled(2, 2, monkeypatch)

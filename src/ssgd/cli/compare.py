@@ -9,11 +9,12 @@ with train/ and val/, a folder in them for each class. The function is called wi
 from __future__ import annotations
 
 import argparse
+import re
 from itertools import product
 
 from ..recipes.configure import from_command_line, named
 from ..recipes.own import METHODS
-from ..train.recipe import Recipe, override
+from ..train.recipe import Recipe
 from ..train.terminal import ended, show
 
 
@@ -44,6 +45,6 @@ def variants(recipe: Recipe, vary: list[str]) -> list[Recipe]:
         choices.append([f"{key}={value}" for value in values.split(",")])
     found = []
     for combination in product(*choices):
-        name = "/".join([recipe.name, *(text.partition("=")[2].replace(":", "-") for text in combination)])
-        found.append(override(recipe, [*combination, f"name={name}"]))
+        name = "/".join([recipe.name, *(re.sub("[:/]", "-", text.partition("=")[2]) for text in combination)])
+        found.append(recipe.with_changes([*combination, f"name={name}"]))
     return found

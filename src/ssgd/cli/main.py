@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -78,13 +79,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.rest and options.run not in (train.run, compare.run):
         parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")  # no ± in ASCII
     try:
         status = int(options.run(options) or 0)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by `>&-`
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # `ssgd recipes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as problem:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written either
+        print(f"ssgd: {problem}", file=sys.stderr)
+        return 1
 
 
 def _shares_the_device() -> bool:

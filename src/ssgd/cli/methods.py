@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from inspect import cleandoc
 
 from ..methods.registry import METHODS, Method
 
@@ -37,10 +38,11 @@ def _print_table(chosen: list[Method]) -> None:
 
 
 def _print_details(method: Method) -> None:
-    print(f"{method.name}: {method.description}\n{method.passes:g} passes a step, built by {method.make.__name__}\n")
+    passes = "1 pass" if method.passes == 1 else f"{method.passes:g} passes"
+    print(f"{method.name}: {method.description}\n{passes} a step, built by {method.make.__name__}\n")
     for s in method.settings:
         print(f"  {s.name:10} {s.help} (default {s.default:g}, {s.low:g} to {s.high:g})")
-    print(f"\n{method.make.__doc__ or ''}".rstrip())
+    print(f"\n{cleandoc(method.make.__doc__ or '')}".rstrip())
 
 
 def _plain(method: Method) -> dict[str, object]:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--words", default="", help='how the text begins, such as "the company"')
     parser.add_argument("--length", type=int, default=40, help="words to write (default: 40)")
     parser.add_argument("--temperature", type=float, default=0.8, help="default: 0.8")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="another seed writes another text (default: 0)")
     parser.set_defaults(run=run)
 
 
@@ -26,8 +26,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def work(options: argparse.Namespace) -> int:
+    from ..core.checks import check_seed
     from ..models.lstm import LanguageModel, generate
 
+    check_seed(options.seed)
     net, text = trained.trained(options, "language")
     if not isinstance(net, LanguageModel):
         raise ValueError(f"{options.solution} is of a model of your own: only ssgd's LSTMs write")

@@ -17,7 +17,7 @@ from . import trained
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     trained.add_arguments(parser)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what is to be heard")
     parser.add_argument("--beam", type=int, help="search with so many prefixes; without it, the best path is taken")
     parser.set_defaults(run=run)
 

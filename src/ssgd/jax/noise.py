@@ -42,9 +42,14 @@ def as_law(law: str | Draw) -> Law:
 def noise(w: jax.Array, key: jax.Array, level: Any, law: Law) -> jax.Array:
     """n for one leaf, in single precision or better; a complex leaf is its real and imaginary parts."""
     parts = _parts(w)
-    z = law.draw(key, parts.shape, parts.dtype).astype(parts.dtype)
+    z = jnp.asarray(law.draw(key, parts.shape, parts.dtype)).astype(parts.dtype)
+    if z.shape != parts.shape:
+        raise ValueError(
+            f"law drew noise of the shape {z.shape} where {parts.shape} was asked for: "
+            "draw(key, shape, dtype) has to return an array of that shape"
+        )
     length = _norm(z) if law.to_norm else math.sqrt(max(z.size, 1))
-    n = level * _norm(parts) * _ratio(1.0, length) * z
+    n = jnp.asarray(level, parts.dtype) * _norm(parts) * _ratio(1.0, length) * z
     return jax.lax.complex(n[0], n[1]) if jnp.iscomplexobj(w) else n
 
 
@@ -54,12 +59,14 @@ def ratio(moved: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _parts(w: jax.Array) -> jax.Array:
-    real = jnp.stack([w.real, w.imag]) if jnp.iscomplexobj(w) else w
-    return real.astype(jnp.promote_types(real.dtype, jnp.float32))
+    real = jnp.stack([w.real, w.imag]) if jnp.iscomplexobj(w) else jnp.asarray(w)
+    return real.astype(jnp.float64 if real.dtype == jnp.float64 else jnp.float32)
 
 
 def _norm(x: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(x * x))
+    """With a derivative of 0 at 0, where that of the root is infinite."""
+    squares = jnp.sum(x * x)
+    return jnp.where(squares == 0, 0, jnp.sqrt(jnp.where(squares == 0, 1, squares)))
 
 
 def _ratio(numerator: Any, denominator: Any) -> jax.Array:

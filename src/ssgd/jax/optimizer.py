@@ -48,7 +48,7 @@ def symmetric(
         law: ``"sphere"``, ``"sign"``, ``"uniform"``, or a function ``draw(key, shape, dtype)``.
         pairs: noise pairs a step.
         perturb: ``perturb(path, leaf)`` says which leaves get noise, the path being such as ``"dense/kernel"``. By
-            default those of two or more dimensions.
+            default those of two or more dimensions. Integers, masks and random keys never get any.
         per_device: the axis of ``shard_map`` or ``pmap`` whose devices each draw noise of their own; losses and
             gradients are then means over it. None: the noise is the same everywhere, and the means are the caller's.
     """
@@ -57,6 +57,8 @@ def symmetric(
     _check_noise(noise)
     check_choice("mode", mode, ("both", "split"))
     check_count("pairs", pairs)
+    if perturb is not None and not callable(perturb):
+        raise TypeError(f"perturb must be a function perturb(path, leaf), not {type(perturb).__name__}")
     if mode == "split" and pairs > 1:
         raise ValueError('split has two halves for one pair of signs: use pairs=1, or mode="both"')
     inner = optax.with_extra_args_support(base)

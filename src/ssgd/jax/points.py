@@ -37,14 +37,15 @@ class Points:
             for i, w in enumerate(leaves):
                 if selected[i]:
                     n = noise(w, keys[pair, i], level, self.law)
-                    plus[i], minus[i] = (w + n).astype(w.dtype), (w - n).astype(w.dtype)
+                    dtype, wide = jnp.result_type(w), jnp.asarray(w).astype(n.dtype)
+                    plus[i], minus[i] = (wide + n).astype(dtype), (wide - n).astype(dtype)
             points += [jax.tree.unflatten(structure, plus), jax.tree.unflatten(structure, minus)]
         return tuple(points)
 
     def selected(self, params: Params) -> Sequence[bool]:
         """Which leaves get noise, in the order of the tree."""
         found, _ = jax.tree_util.tree_flatten_with_path(params)
-        chosen = [bool((self.perturb or _is_weight)(_name(path), leaf)) for path, leaf in found]
+        chosen = [_may_move(leaf) and bool((self.perturb or _is_weight)(_name(path), leaf)) for path, leaf in found]
         if not any(chosen):
             raise ValueError(
                 "nothing to perturb: no leaf of params "
@@ -54,8 +55,13 @@ class Points:
         return chosen
 
 
+def _may_move(leaf: Any) -> bool:
+    """Not a counter, a mask or a random key."""
+    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+
+
 def _is_weight(path: str, leaf: jax.Array) -> bool:
-    return bool(jnp.ndim(leaf) >= 2 and jnp.issubdtype(leaf.dtype, jnp.inexact))
+    return bool(jnp.ndim(leaf) >= 2)
 
 
 def _name(path: Sequence[Any]) -> str:

@@ -13,7 +13,7 @@ LATE = "75-50S-50S"  # noise once the rate has fallen
 CONTENDERS: dict[str, tuple[str, float | None]] = {  # method and level
     "sgd": ("sgd", None),
     "halves": ("halves", None),
-    "split-0.26": ("split", 0.26),  # the best of tune's three for ResNet20 on CIFAR-100, as is SAM's; ASAM's is a guess still
+    "split-0.26": ("split", 0.26),  # the best of tune's three for ResNet20 on CIFAR-100, as is SAM's, not yet ASAM's
     "ssgd-0.5": ("ssgd", 0.5),  # the level of tables 1 and 2, whose runs count here
     f"{MIX}-0.5": ("ssgd", 0.5),
     f"{LATE}-split-0.26": ("split", 0.26),

@@ -31,13 +31,15 @@ def train_on_ray(
     started = not ray.is_initialized()
     if started:
         ray.init(log_to_driver=False)
+    waiting: list[Any] = []
     try:
         gpus = execution.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+        if execution.device == "cuda" and not gpus:
+            raise ValueError("--device cuda, but the Ray cluster has no GPU: leave it out, or start Ray where one is")
         share = {"num_gpus": 1 / execution.at_once, "num_cpus": 0} if gpus else {"num_cpus": 1}
         task = ray.remote(**share, max_retries=TRIES, retry_exceptions=[Stopped])(_train)
         at_once = execution.at_once if gpus else 1
-        out = str(Path(execution.out).expanduser().absolute())  # a worker stands elsewhere
-        fields = {**asdict(execution), "out": out, "device": "cuda" if gpus else "cpu", "progress": False}
+        fields = {**asdict(execution), **_places(execution), "device": "cuda" if gpus else "cpu", "progress": False}
         tasks = {task.remote(recipe, stem, fields, at_once): recipe for recipe in recipes}
         waiting = list(tasks)
         while waiting:
@@ -49,8 +51,16 @@ def train_on_ray(
                 ended = {"name": f"{recipe.name}/seed-{recipe.seeds[0]}", "failure": _why(problem)}
             over(ended)
     finally:
+        for unfinished in waiting:  # in a cluster that stays they would train on, with nobody to write their rows
+            ray.cancel(unfinished, force=True)
         if started:
             ray.shutdown()
+
+
+def _places(execution: Execution) -> dict[str, str]:
+    """Its folders in full, since a worker stands elsewhere."""
+    given = {"out": execution.out, "folder": execution.folder, "results": execution.results}
+    return {name: str(Path(path).expanduser().absolute()) for name, path in given.items() if path is not None}
 
 
 def _train(recipe: Recipe, stem: Recipe | None, fields: dict[str, Any], at_once: int) -> Ended:

@@ -31,6 +31,9 @@ class Stopped(Exception):
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.number = number
 
+    def __reduce__(self) -> tuple[type[Stopped], tuple[int]]:
+        return Stopped, (self.number,)
+
 
 def train(recipe: Recipe, execution: Execution | None = None) -> list[dict[str, Any]]:
     """Train a recipe with all its seeds; the result of each run, in their order.

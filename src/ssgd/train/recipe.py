@@ -174,7 +174,12 @@ class Recipe:
 
     def with_changes(self, changes: Iterable[str]) -> Recipe:
         """``key=value`` texts applied: ``lr=0.1,0.01``, ``method=split:0.15``, ``settings.share=0.3``."""
-        return override(self, changes)
+        changed = override(self, changes)
+        if changed.level not in (None, self.level) and not registry.get(changed.method).settings:
+            raise ValueError(
+                f"{changed.method} has no level to set to {changed.level:g}: give a method too, such as method=ssgd:0.2"
+            )
+        return changed
 
     def differences(self, other: Recipe) -> dict[str, tuple[Any, Any]]:
         """The fields in which they differ: mine, the other's."""
