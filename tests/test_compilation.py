@@ -1,11 +1,11 @@
-"""torch's compilers are started while there is other work to do."""
+"""torch's compilers are started while there is other work to do, and are not needed."""
 
 import pytest
 import torch
 
+from ssgd.compilation import compiled_for, start_compilers
 from ssgd.recipes import get
-from ssgd.train import execution
-from ssgd.train.compilation import start_compilers
+from ssgd.train import execution, train
 from ssgd.train.execution import Execution, set_up
 
 
@@ -52,3 +52,40 @@ def test_compilers_are_there_soon_after(monkeypatch):
         assert AsyncCompile.use_process_pool()
     finally:
         shutdown_compile_workers()
+
+
+@pytest.fixture
+def no_compiler():
+    from torch._inductor import config
+
+    torch._dynamo.reset()
+    with config.patch({"cpp.cxx": (None, "/nonexistent/g++"), "force_disable_caches": True}):
+        yield
+    torch._dynamo.reset()
+
+
+def test_without_a_compiler_a_function_is_called_as_it_is(no_compiler, recwarn):
+    def function(x):
+        return (2 * x + 1).sin()
+
+    compiled, x = compiled_for(torch.device("cpu"), function), torch.randn(64)
+    assert torch.equal(compiled(x), function(x)) and torch.equal(compiled(x), function(x))
+    (warning,) = [one for one in recwarn if "torch.compile does not work here" in str(one.message)]  # once
+    assert "No working C++ compiler" in str(warning.message)
+
+
+def test_a_functions_own_error_is_its_own(recwarn):
+    def function(x):
+        return x @ torch.ones(3)
+
+    with pytest.raises(RuntimeError, match="size"):
+        compiled_for(torch.device("cpu"), function)(torch.ones(2, 2))
+    assert not [one for one in recwarn if "torch.compile does not work here" in str(one.message)]
+
+
+def test_a_training_goes_on_without_a_compiler(no_compiler, tmp_path):
+    recipe = get("digits").with_changes(["phases=1", "lr=0.1", "train_limit=100", "test_limit=50"])
+    (plain,) = train(recipe, Execution(out=str(tmp_path / "plain"), device="cpu", compile=False))
+    with pytest.warns(UserWarning, match="torch.compile does not work here"):
+        (found,) = train(recipe, Execution(out=str(tmp_path / "compiled"), device="cpu", compile=True))
+    assert found["test_loss"] == plain["test_loss"]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from ssgd import SSGD, Law
-from ssgd.core import points
+from ssgd.core import building, points
 from ssgd.methods.rwp import RWP
 
 from .interpreter import why_not
@@ -27,7 +27,7 @@ ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    monkeypatch.setattr(points, "_has_kernels", lambda device: True)
+    monkeypatch.setattr(points, "has_kernels", lambda device: True)
 
 
 def make(*shapes, dtype=torch.float32):
@@ -292,7 +292,7 @@ def test_what_the_kernels_do_not_serve_is_left_to_torch():
 
 def test_where_triton_cannot_build_torch_takes_over(monkeypatch):
     monkeypatch.undo()
-    assert not points._has_kernels(torch.device("cpu"))
+    assert not building.has_kernels(torch.device("cpu"))
     kernels.check(torch.device("cpu"))  # raises nothing in the interpreter
 
     def no_compiler(device):
@@ -300,4 +300,4 @@ def test_where_triton_cannot_build_torch_takes_over(monkeypatch):
 
     monkeypatch.setattr(kernels, "check", no_compiler)
     with pytest.warns(UserWarning, match=r"torch's operations.*no C compiler"):
-        assert not points._has_kernels.__wrapped__(torch.device("cuda"))
+        assert not building.has_kernels.__wrapped__(torch.device("cuda"))

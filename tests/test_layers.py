@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "ssgd"
 LAYOUT = Path(__file__).parent.parent / "docs" / "layout.md"
 BELOW = {
     "core": set(),
+    "compilation": set(),
     "files": set(),
     "safetensors": {"files"},
     "schedules": {"core"},
@@ -17,9 +18,9 @@ BELOW = {
     "optimizer": {"core"},
     "methods": {"core", "optimizer"},
     "models": set(),
-    "data": {"core"},
+    "data": {"core", "compilation"},
     "analysis": {"core", "files"},
-    "train": {"core", "optimizer", "methods", "models", "data", "files", "safetensors"},
+    "train": {"core", "optimizer", "methods", "models", "data", "compilation", "files", "safetensors"},
     "recipes": {"models", "data", "train"},
     "solutions": {"models", "analysis", "safetensors", "train"},
     "reproduce": {"core", "files", "methods", "train", "recipes", "analysis", "solutions"},

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
     )
     parser.add_argument("--at-once", type=int, default=12, metavar="N", help="runs side by side on a GPU (default: 12)")
+    parser.add_argument("--deterministic", action="store_true", help="the same bits every time, somewhat slower")
     parser.add_argument("--on", choices=("here", "ray"), default="here", help="ray: over a Ray cluster")
     parser.set_defaults(run=run)
 
@@ -52,9 +53,8 @@ def work(options: argparse.Namespace) -> int:
         print(wording.listing(options.scale, results, options.out))
         return 0
     experiment = reproduce.get(options.name)
-    execution = Execution(
-        out=options.out, folder=options.folder, device=options.device, at_once=options.at_once, progress=True
-    )
+    same = ("out", "folder", "device", "at_once", "deterministic")
+    execution = Execution(**{name: getattr(options, name) for name in same}, progress=True)
     chosen = {"seeds": options.seeds, "only": options.only}
     plan = reproduce.plan(experiment, options.scale, results, options.out, **chosen)
     if speaks():

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .buckets import Bucket
+from .building import has_kernels
 from .noise import Law
 
 Level = float | Tensor
@@ -287,31 +285,12 @@ class DeviceSeed(torch.Generator):
 def two_points(buckets: list[Bucket], law: Law, foreach: bool) -> TwoPoints:
     """With kernels of our own where they serve all buckets, else with torch's operations."""
     devices = {bucket.tensors[0].device for bucket in buckets}
-    if foreach and devices and all(map(_has_kernels, devices)):
+    if foreach and devices and all(map(has_kernels, devices)):
         from .kernels import serve
 
         if all(serve(bucket, law) for bucket in buckets):
             return FusedTwoPoints(buckets, law)
     return TwoPoints(buckets, law, foreach)
-
-
-@cache
-def _has_kernels(device: torch.device) -> bool:
-    """Whether Triton can build kernels for the device: it may be missing, or the C compiler that it calls."""
-    if device.type != "cuda" or find_spec("triton") is None:
-        return False
-    try:
-        from .kernels import check
-
-        check(device)
-    except Exception as error:
-        warnings.warn(
-            "noise is made with torch's operations, slower and for a moment with two copies of the weights, "
-            f"because Triton cannot build kernels here: {error}",
-            stacklevel=2,
-        )
-        return False
-    return True
 
 
 class SignedMoves:

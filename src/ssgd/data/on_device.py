@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ssgd.compilation import or_as_it_is
 from ssgd.data import batches
 from ssgd.data.augment import augmented, mean_and_std, normal_table
 from ssgd.data.faults import Skipped
@@ -41,7 +42,7 @@ class DeviceImages(HeldImages["Epoch"]):
         self._table = normal_table(*mean_and_std(images.train_images)).to(dtype).to(device)
         self._train = _on(device, images.train_images), images.train_labels.to(device)
         self._test = _on(device, images.test_images), images.test_labels.to(device)
-        make = torch.compile(augmented) if device.type == "cuda" else augmented
+        make = or_as_it_is(torch.compile(augmented), augmented) if device.type == "cuda" else augmented
         self._make = partial(make, self._train[0], self._table)
 
     def _make_epoch(self, seed: int, number: int) -> Epoch:

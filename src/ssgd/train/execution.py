@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from ..compilation import start_compilers
 from ..core.checks import check_choice, check_count
 from ..methods import registry
 from ..models.registry import MODELS
-from .compilation import start_compilers
 from .recipe import Recipe
 
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
+from ..compilation import compiled_for
 from ..core.halves import halves
 from ..core.wrapper import Wrapper, capturing
 from ..optimizer import SSGD
-from .compilation import compiled_for
 from .kinds import Objective
 from .steps import Step
 

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from .. import models
+from ..compilation import compiled_for
 from ..core.batchnorm import recompute_bn, tracking_layers
+from ..core.building import has_kernels
 from ..core.noise import mix
 from ..core.noisy import Noisy
 from ..core.selection import select
@@ -29,7 +31,6 @@ from ..methods.averaging import Averaging
 from ..methods.dropconnect import dropconnect
 from ..models.dropout import set_dropout
 from ..optimizer import SSGD
-from .compilation import compiled_for
 from .convolutions import use_fast_convolutions
 from .distributed import Ranks, in_step, load_whole_state, of_each_rank, same_buffers, total, whole_state, wrap
 from .graphs import GraphOf, GraphSteps, unchanged
@@ -86,7 +87,7 @@ class Run:
         if recipe.dropout is not None:
             set_dropout(self.net, recipe.dropout)
         self._transform()
-        if kernels:
+        if kernels and (not on_gpu or has_kernels(device)):
             use_fast_convolutions(self.net)
         self.sharded = ranks.several and recipe.parallel == "fsdp"
         layout = torch.contiguous_format if self.sharded else torch.channels_last  # FSDP takes no other

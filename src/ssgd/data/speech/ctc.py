@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ...core.building import has_kernels
 
 
 def ctc_objective(
@@ -24,17 +25,12 @@ def ctc_objective(
 
 def ctc_loss(log_probs: Tensor, frames: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
     """The same of what the model has said."""
-    if log_probs.is_cuda and has_kernels():
+    if log_probs.is_cuda and has_kernels(log_probs.device):
         from .ctc_kernels import ctc_losses
 
         return ctc_losses(log_probs, targets, frames, target_lengths).mean()
     losses = F.ctc_loss(log_probs, targets, frames, target_lengths, reduction="none", zero_infinity=True)
     return losses.mean()
-
-
-def has_kernels() -> bool:
-    """Whether CTC on CUDA is ours, which a CUDA graph can hold and which gives the same bits every time."""
-    return find_spec("triton") is not None
 
 
 def frames_needed(target: Sequence[int]) -> int:

@@ -1,7 +1,8 @@
-"""torch.compile as steps of a fixed shape want it."""
+"""torch.compile as functions of a fixed shape want it, and torch's own way where there is no compiler."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -21,7 +22,27 @@ def compiled_for(device: torch.device, function: Callable[..., Result]) -> Calla
         options["deterministic"] = True
     elif device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
         options["triton.enable_pdl"] = True
-    return torch.compile(function, dynamic=False, options=options)
+    return or_as_it_is(torch.compile(function, dynamic=False, options=options), function)
+
+
+def or_as_it_is(compiled: Callable[..., Result], function: Callable[..., Result]) -> Callable[..., Result]:
+    """What was compiled; from the first call on that cannot be, such as for want of a compiler, the function itself."""
+    chosen = compiled
+
+    def call(*arguments: Any) -> Result:
+        nonlocal chosen
+        try:
+            return chosen(*arguments)
+        except RuntimeError as problem:
+            from torch._dynamo.exc import BackendCompilerFailed  # seconds to import, and there once something compiles
+
+            if chosen is function or not isinstance(problem, BackendCompilerFailed):
+                raise
+            chosen, reason = function, str(problem).partition("\n")[0]
+            warnings.warn(f"torch.compile does not work here, and all goes on slower without: {reason}", stacklevel=2)
+            return function(*arguments)
+
+    return call
 
 
 def start_compilers() -> None:
