@@ -2,7 +2,10 @@
 
 import copy
 import math
+from dataclasses import dataclass
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,6 +33,16 @@ def test_bad_levels(level):
     with pytest.raises(ValueError, match="noise level"):
         next(opt.points())
     assert same(model, before)
+
+
+@pytest.mark.parametrize("level", [0, 0.1, np.float32(0.1), np.int64(0), torch.tensor(0.1)])
+def test_levels_are_numbers_of_any_kind(level):
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), level)
+    for point in opt.points():
+        with point:
+            F.cross_entropy(model(vectors(dtype=torch.float32)[0]), vectors()[1]).backward()
+    opt.step()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +181,17 @@ def test_split_refuses_what_it_cannot_halve():
         next(opt.split("text"))
     with pytest.raises(ValueError, match="use pairs=1"):
         next(start(pairs=2)[1].split(x, y))
+    for unknown in (Labelled(x, y), SimpleNamespace(x=x), x.numpy()):  # would go whole to both signs
+        with pytest.raises(TypeError, match=rf"cannot halve a {type(unknown).__name__}: pass its tensors"):
+            next(opt.split(x, {"beside": unknown}))
     assert same(model, before)
+    assert next(opt.split(x, "a name", 3, None, np.float32(0.5)))[1][1:] == ("a name", 3, None, np.float32(0.5))
+
+
+@dataclass
+class Labelled:
+    x: torch.Tensor
+    y: torch.Tensor
 
 
 def test_split_of_one_sample_at_level_zero_is_the_whole_batch():

@@ -1,6 +1,7 @@
 """What is shipped: the wheel, installed where there is nothing but torch and numpy, and the source archive."""
 
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 
 pytest.importorskip("hatchling", reason="building needs hatchling")
 
@@ -98,3 +100,13 @@ def test_import_loads_no_more_than_the_optimizer_needs(empty, tmp_path):
     parts = {name.split(".")[1] for name in loaded if name.startswith("ssgd.")}
     assert parts == {"core", "optimizer", "schedules"}
     assert not {"tyro", "tqdm", "matplotlib", "lightning", "transformers", "jax", "ray", "scipy"} & set(loaded)
+
+
+@pytest.mark.parametrize(("pinned", "said"), [(None, ""), ("2.1.0", "constraints.txt pins torch 2.1.0, but")])
+def test_another_torch_than_the_pinned_one_is_noticed(pinned, said, tmp_path):
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts" / "check_torch.py", tmp_path / "scripts")
+    pinned = pinned or torch.__version__.partition("+")[0]
+    (tmp_path / "constraints.txt").write_text(f"numpy==2.0.0\ntorch=={pinned}\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == bool(said) and done.stderr.startswith(said)

@@ -60,3 +60,9 @@ def test_a_tensor_level_is_changed_in_place():
     _, schedule = make(linear(0.0, 1.0, 4), level)
     schedule.step()
     assert level.item() == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("course", [linear, cosine])
+def test_a_course_of_no_steps_is_refused(course):
+    with pytest.raises(ValueError, match="steps must be a whole number of at least 1, not 0"):
+        course(0.0, 1.0, 0)

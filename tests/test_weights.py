@@ -15,6 +15,7 @@ from torch.optim import SGD
 import ssgd
 from ssgd import SSGD
 from ssgd.methods.nso import NSO
+from ssgd.methods.one_sided import OneSided
 from ssgd.methods.rwp import RWP
 
 from .problems import WAYS, mlp, run_passes, same, take_step, vectors, weights
@@ -245,6 +246,42 @@ def test_a_last_pass_without_its_backward_raises_where_autograd_would_not(way):
             if point.sign < 0:
                 loss.backward()
     assert same(model, before)
+
+
+@pytest.mark.parametrize("way", ["points", "split"])
+@pytest.mark.parametrize("then", ["step", "next batch"])
+def test_losses_run_backward_together_after_the_loop_are_refused(way, then):
+    """Of a frozen body's head, as in fine-tuning, backward needs no weight that has moved."""
+    model = nn.Sequential(nn.Linear(5, 4).requires_grad_(False), nn.Tanh(), nn.Linear(4, 3))
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model[2].parameters(), lr=0.1), 0.5)
+    before, losses = weights(model), []
+    for point, (xb, yb) in passes(opt, way, x, y):
+        with point:
+            losses.append(F.cross_entropy(model(xb), yb))
+    sum(losses).backward()
+    with pytest.raises(RuntimeError, match=r"after its point was left: call backward\(\) inside"):
+        opt.step() if then == "step" else next(iter(opt.points()))
+    assert same(model, before)
+    opt.zero_grad()
+    for point in opt.points():
+        with point:
+            F.cross_entropy(model(x), y).backward()
+    opt.step()
+    assert not same(model, before)
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5])
+def test_of_a_single_point_too_unless_it_is_w(level):
+    model = nn.Linear(5, 3)
+    x, y = vectors(dtype=torch.float32)
+    opt = OneSided(SGD(model.parameters(), lr=0.1), level)
+    for point in opt.points():
+        with point:
+            loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    with nullcontext() if level == 0 else pytest.raises(RuntimeError, match="after its point was left"):
+        opt.step()
 
 
 def test_a_point_can_be_taken_once_and_in_order():

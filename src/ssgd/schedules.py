@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .core.checks import check_count
+
 Course = Callable[[int], float]
 
 
@@ -59,11 +61,13 @@ class NoiseSchedule:
 
 def linear(start: float, end: float, steps: int) -> Course:
     """From ``start`` to ``end`` in ``steps``, then constant."""
+    check_count("steps", steps)
     return lambda t: start + (end - start) * min(t / steps, 1.0)
 
 
 def cosine(start: float, end: float, steps: int) -> Course:
     """From ``start`` to ``end`` along half a cosine in ``steps``, then constant."""
+    check_count("steps", steps)
     return lambda t: end + (start - end) * (1 + math.cos(math.pi * min(t / steps, 1.0))) / 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ def check_level(level: object, meaning: str = "the noise level is ||n|| / ||w||"
         if level.device.type != "cpu":
             return
         level = level.item()
-    if isinstance(level, bool) or not isinstance(level, (int, float)) or not math.isfinite(level) or level < 0:
+    if isinstance(level, bool) or not isinstance(level, Real) or not math.isfinite(level) or level < 0:
         raise ValueError(f"{meaning}: a finite number of at least 0, not {level!r}")
 
 

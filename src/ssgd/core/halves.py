@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ def batch_size(batch: Any) -> int:
 def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]]:
     """``batch`` as ((first ⌈B/2⌉ samples, their share), (the other ⌊B/2⌋, their share)); views, nothing is copied."""
     batch = _known(batch)
+    for leaf in pytree.tree_leaves(batch):
+        _check_leaf(leaf)
     size = batch_size(batch)
     if size < 2:
         raise ValueError("split() needs at least two samples, one for each sign; drop the last batch or use points()")
@@ -38,6 +40,17 @@ def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]]:
     ]
     one, other = (pytree.tree_unflatten([pair[i] for pair in pairs], structure) for i in (0, 1))
     return (one, first / size), (other, (size - first) / size)
+
+
+def _check_leaf(leaf: Any) -> None:
+    """What holds samples and cannot be cut would go whole to both signs."""
+    if isinstance(leaf, Tensor):
+        return
+    inside: Iterable[Any] = getattr(leaf, "__dict__", {}).values()
+    if any(isinstance(value, Tensor) for value in inside) or getattr(leaf, "ndim", 0) != 0:
+        raise TypeError(
+            f"split() cannot halve a {type(leaf).__name__}: pass its tensors, or register it with torch.utils._pytree"
+        )
 
 
 def _known(batch: Any) -> Any:

@@ -15,6 +15,8 @@ from .batchnorm import RunningStatistics
 from .gradients import MeanGradient, clear, fingerprint
 from .parallel import no_sync, reduce_gradients, reshard, unwrap_ddp
 
+LATE = "a backward() ran after its point was left: call backward() inside `with point:`"
+
 
 class Point:
     """A place to take a gradient at: ``with point:`` puts the weights there, and back.
@@ -95,6 +97,11 @@ class Walk:
     def half_way(self) -> bool:
         return not self.cut_short and (self.inside or 0 < self.done < len(self.points))
 
+    @property
+    def came_late(self) -> bool:
+        """Whether the gradients came when all points had been left, and none before: they are not the points'."""
+        return self.complete and not any(self._arrivals) and not self._seen and bool(fingerprint(self.parameters))
+
     def __iter__(self) -> Iterator[Point]:
         try:
             for point in self.points:
@@ -113,7 +120,7 @@ class Walk:
         if self.cut_short or self.over or point.index != self.done:
             raise RuntimeError("this point is over: take points in order, each once, from a new points() or split()")
         if point.index and fingerprint(self.parameters) != self._seen:
-            raise RuntimeError("a backward() ran after its point was left: call backward() inside `with point:`")
+            raise RuntimeError(LATE)
         try:
             self.inside = True
             self.gradients.before(self.shares[point.index])

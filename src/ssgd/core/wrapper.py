@@ -16,7 +16,7 @@ from .gradients import MeanGradient, add_back, added_on_arrival, all_finite, cle
 from .parallel import sharding, unwrap_ddp
 from .points import Level
 from .trainers import check_closure, remedy
-from .walk import Point, Walk
+from .walk import LATE, Point, Walk
 
 Loss = Tensor | float
 
@@ -80,6 +80,8 @@ class Wrapper(Optimizer):
             )
         elif walk.cut_short:
             raise RuntimeError("an exception cut the batch short and its gradients were dropped: skip this step()")
+        elif walk.came_late and not self._clean():
+            raise RuntimeError(LATE)
         self._step_base()
         self._end_step()
         return loss
@@ -191,6 +193,8 @@ class Wrapper(Optimizer):
             raise RuntimeError(
                 f"the last batch was left after {last.done} of {len(last.points)} points: call zero_grad() to drop it"
             )
+        if last is not None and last.came_late and not self._clean():
+            raise RuntimeError(LATE)
         if last is not None and (last.cut_short or all(p.grad is None for p in self._parameters())):
             self._end_step()  # GradScaler skipped the step, or the gradients were cleared behind our back
         if last is not None:
