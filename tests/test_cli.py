@@ -303,6 +303,7 @@ def test_tensorboard_that_is_missing_is_named(here, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert main(["train", "digits", *SHORT, "tensorboard=true"]) == 1
     assert "tensorboard=true needs the package: pip install tensorboard" in capsys.readouterr().err
+    assert not os.path.exists("runs/digits/seed-0/metrics.jsonl")  # before the first epoch, not after it
 
 
 def test_python_m_lists_the_recipes(capsys):

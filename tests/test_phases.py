@@ -87,6 +87,11 @@ def test_warm_restarts_have_torchs_rate_at_every_moment():
         assert schedule.lr(moment / 7) == pytest.approx(torchs.get_last_lr()[0], rel=1e-9, abs=1e-15)
 
 
+def test_twice_the_epochs_of_a_rate_that_decays_are_refused():
+    with pytest.raises(ValueError, match="would take the rate to nothing: give method=sgd with phases, decay"):
+        read("55", method="sgd-2x", lr=(1.0,), level=None, decay=1.15, decay_after=14)
+
+
 def test_a_method_of_twice_the_epochs_has_them_in_a_phase_of_its_own_too():
     assert [phase.epochs for phase in read("75(sgd-2x)-50-50").phases] == [150, 50, 50]
     assert [phase.epochs for phase in read("75-50-50", method="sgd-2x").phases] == [150, 100, 100]

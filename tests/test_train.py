@@ -250,7 +250,8 @@ def test_settings_reach_the_method():
     opt = run_of(small(method="ssgd", level=0.2, law="sign", perturb="dense", bn_stats="once")).opt
     assert (opt.law.name, len(opt.selected), opt.bn_stats) == ("sign", 1, "once")
     assert run_of(small(method="ema", level=0.9)).opt.decay == 0.9
-    assert run_of(small(method="sam", level=0.2)).opt.param_groups[0]["rho"] == 0.2
+    opt = run_of(small(method="sam", level=0.2, perturb="dense", bn_stats="once")).opt
+    assert (opt.param_groups[0]["rho"], len(opt.selected), opt.bn_stats) == (0.2, 1, "once")
 
 
 def test_dropout_has_the_level_of_its_phase(quiet, tmp_path):

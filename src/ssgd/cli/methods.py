@@ -42,7 +42,7 @@ def _print_details(method: Method) -> None:
     print(f"{method.name}: {method.description}\n{passes} a step, built by {method.make.__name__}\n")
     for s in method.settings:
         print(f"  {s.name:10} {s.help} (default {s.default:g}, {s.low:g} to {s.high:g})")
-    print(f"\n{cleandoc(method.make.__doc__ or '')}".rstrip())
+    print(f"\n{cleandoc((method.transform or method.make).__doc__ or '')}".rstrip())
 
 
 def _plain(method: Method) -> dict[str, object]:

@@ -81,7 +81,13 @@ _peak = "level, peak of U(-a, a) in units of the layer's rms"
 _methods = [
     Method("sgd", "the base optimizer", Plain, 1),
     Method("sgd-2x", "the base optimizer with twice the epochs: what two passes could have bought", Plain, 1, epochs=2),
-    Method("sgdr", "the base under cosine annealing with warm restarts", Plain, 1, warm_restarts=True),
+    Method(
+        "sgdr",
+        "SGDR (arXiv:1608.03983): the base under cosine annealing with warm restarts",
+        Plain,
+        1,
+        warm_restarts=True,
+    ),
     Method("halves", "the base on the batch in two halves, no noise: split's control", Plain, 1, halves=True),
     Method("ssgd", "S-SGD: gradients at w + n and w - n on the whole batch", SSGD, 2, _noise(0.25, 1.0)),
     Method("ssgd-x2", "S-SGD with two noise pairs a step", SSGD, 4, _noise(0.25, 1.0), fixed={"pairs": 2}),
@@ -89,7 +95,7 @@ _methods = [
     Method(
         "mirror", "data parallel: even ranks +n, odd ranks -n", SSGD, 1, _noise(0.25, 1.0), fixed={"mode": "mirror"}
     ),
-    Method("ssgdr", "S-SGD under warm restarts", SSGD, 2, _noise(0.25, 1.0), warm_restarts=True),
+    Method("ssgdr", "S-SGD under SGDR's warm restarts", SSGD, 2, _noise(0.25, 1.0), warm_restarts=True),
     Method("noise", "one-sided Gaussian noise of fixed norm", OneSided, 1, _noise(0.2, 1.0)),
     Method(
         "smoothout",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,9 +103,8 @@ def wrap(net: nn.Module, parallel: str, sync_batchnorm: bool, device: torch.devi
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for child in net.children():
-        if any(True for _ in child.parameters()) and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
-            fully_shard(child, mesh=mesh)
+    for unit in _units(net):
+        fully_shard(unit, mesh=mesh)
     fully_shard(net, mesh=mesh)
     return net
 
@@ -182,6 +182,24 @@ def load_whole_state(net: nn.Module, opt: Optimizer, state: dict[str, Any]) -> N
         for i, entry in state["optimizer"]["state"].items()
     }
     opt.load_state_dict({**state["optimizer"], "state": entries})
+
+
+def _units(net: nn.Module) -> list[nn.Module]:
+    """The modules whose weights are gathered at once. The rest stays with the net, which has it all the time:
+    vectors, as batch-norm's, which are not worth a message, and weights that stand in several places.
+    """
+    places = Counter(p for _, p in net.named_parameters(remove_duplicate=False))
+    held = [(block, list(block.parameters())) for block in _blocks(net)]
+    return [block for block, own in held if any(p.dim() > 1 for p in own) and all(places[p] == 1 for p in own)]
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The children, as FSDP needs modules that are called: where one only hands on to its own, those."""
+    for child in module.children():
+        if type(child).forward in (nn.Sequential.forward, nn.Module.forward):  # a list of modules has nn.Module's
+            yield from _blocks(child)
+        else:
+            yield child
 
 
 def _whole(value: Any) -> Any:

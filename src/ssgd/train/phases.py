@@ -110,6 +110,11 @@ def parse(
     with ``anneal="cosine"`` the first of them falls to 0 over the whole training.
     """
     times, text = registry.get(method).epochs, text.replace(" ", "")
+    if times != 1 and decay != 1:
+        raise ValueError(
+            f"{method} has more epochs, in which decay={decay:g} would take the rate to nothing: give method=sgd with"
+            " phases, decay and decay_after for a longer training"
+        )
     if restarts := RESTARTS.fullmatch(text):
         first, factor, _ = restarts.groups()
         if epochs is None:

@@ -29,6 +29,8 @@ class Progress:
         self._to_come: dict[str, float] = {}
 
     def __enter__(self) -> Progress:
+        if self.tensorboard:
+            self._writer = _summary_writer()  # if it is not there, better now than after an epoch
         if self.shown:
             try:
                 from tqdm import tqdm
@@ -110,11 +112,15 @@ class Progress:
 
     def _write_events(self, job: Job, row: dict[str, Any]) -> None:
         if job.label not in self._writers:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise ImportError("tensorboard=true needs the package: pip install tensorboard") from None
-            self._writers[job.label] = SummaryWriter(str(job.folder / "tensorboard"))
+            self._writers[job.label] = self._writer(str(job.folder / "tensorboard"))
         for key, value in row.items():
             if isinstance(value, float):
                 self._writers[job.label].add_scalar(key, value, row["epoch"])
+
+
+def _summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ImportError("tensorboard=true needs the package: pip install tensorboard") from None
+    return SummaryWriter

@@ -59,9 +59,9 @@ class Recipe:
     law: str = "sphere"
     """Of S-SGD's noise."""
     perturb: str = "all"
-    """Which layers get noise: all, conv or dense. DropConnect's are the dense ones unless conv is said."""
+    """Which layers get noise: all, conv, dense or recurrent. DropConnect's are the dense ones unless told otherwise."""
     bn_stats: str = "both"
-    """What noisy passes do to batch-norm's running statistics."""
+    """What noisy passes, and SAM's, do to batch-norm's running statistics."""
     per_rank: bool | None = None
     """Whether each rank draws noise of its own; None: the method's default."""
 
@@ -115,7 +115,7 @@ class Recipe:
         check_choice("normalise", self.normalise, NORMALISED)
         check_choice("bad", self.bad, BAD)
         check_choice("law", self.law, tuple(LAWS))
-        check_choice("perturb", self.perturb, ("all", "conv", "dense"))
+        check_choice("perturb", self.perturb, ("all", "conv", "dense", "recurrent"))
         check_choice("bn_stats", self.bn_stats, POLICIES)
         check_choice("anneal", self.anneal, ("steps", "cosine"))
         check_choice("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
@@ -127,10 +127,13 @@ class Recipe:
             raise ValueError(f"seeds must be different numbers, at least one, not {self.seeds}")
         if not self.lr or any(not math.isfinite(rate) or rate < 0 for rate in self.lr):
             raise ValueError(f"lr must be finite and at least 0, not {self.lr}")
-        if not self.decay > 0 or (self.clip is not None and not self.clip > 0):
-            raise ValueError(f"decay and clip must be above 0, not {self.decay} and {self.clip}")
-        if self.momentum < 0 or self.weight_decay < 0 or self.warm_up < 0 or self.held_out < 0:
-            raise ValueError("momentum, weight_decay, warm_up and held_out must not be negative")
+        if self.lr_for_batch is not None:
+            check_count("lr_for_batch", self.lr_for_batch)
+        if not 0 < self.decay < math.inf or (self.clip is not None and not self.clip > 0):
+            raise ValueError(f"decay and clip must be above 0, and decay finite, not {self.decay} and {self.clip}")
+        for name in ("momentum", "weight_decay", "warm_up", "held_out"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, not {value}")
         known = [setting.name for setting in registry.get(self.method).settings][1:]
         if unknown := [key for key in self.settings if key not in known]:
             raise ValueError(

@@ -29,6 +29,7 @@ from ..data.registry import Source
 from ..methods import registry
 from ..methods.averaging import Averaging
 from ..methods.dropconnect import dropconnect
+from ..methods.sam import SAM
 from ..models.dropout import set_dropout
 from ..optimizer import SSGD
 from .convolutions import use_fast_convolutions
@@ -323,6 +324,8 @@ class Run:
             options = dict(self.recipe.settings) if phase.method == self.recipe.method else {}
             if phase.level is not None:
                 options[self.method.settings[0].name] = phase.level
+        if self.method.make is SAM:
+            options |= self._perturbation_options()
         if isinstance(self.method.make, type) and issubclass(self.method.make, Noisy):
             options["seed"] = mix(self.seed, 1, self.schedule.index(min(self.epoch, self.schedule.epochs - 1)))
             options |= self._noise_options()
@@ -343,12 +346,17 @@ class Run:
         found: dict[str, Any] = {}
         if "law" not in self.method.fixed and self.method.make is SSGD:
             found["law"] = recipe.law
+        if recipe.per_rank is not None:
+            found["per_rank"] = recipe.per_rank
+        return found | self._perturbation_options()
+
+    def _perturbation_options(self) -> dict[str, Any]:
+        recipe = self.recipe
+        found: dict[str, Any] = {}
         if recipe.perturb != "all":
             found["perturb"] = select(self.net, recipe.perturb)
         if recipe.bn_stats != "both":
             found["bn_stats"] = recipe.bn_stats
-        if recipe.per_rank is not None:
-            found["per_rank"] = recipe.per_rank
         return found
 
     def _transform(self) -> None:
