@@ -230,3 +230,14 @@ def test_what_is_no_run_says_so(tmp_path, capsys, make, sentence):
         path.mkdir()
     assert main(["spectrum", str(path), "--out", str(tmp_path / "s"), *FEW]) != 0
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["line", "spectrum"])
+def test_graphs_are_asked_for_and_not_needed(runs, tmp_path, capsys, kind):
+    few = ["--points", "2"] if kind == "line" else ["--steps", "2", "--probes", "1"]
+    words = [kind, *list(runs)[: 2 if kind == "line" else 1], *few, *FEW]
+    assert main([*words, "--out", str(tmp_path / "plain")]) == 0
+    assert main([*words, "--graph", "--out", str(tmp_path / "graph")]) == 0
+    with np.load(tmp_path / "plain.npz") as plain, np.load(tmp_path / "graph.npz") as graph:
+        assert all(np.array_equal(plain[key], graph[key]) for key in plain if key != "seconds")
+    assert "CUDA" in capsys.readouterr().err

@@ -221,3 +221,22 @@ def test_figures_are_those_of_the_results(page):
             assert f"{rows[name]:.{decimals}f}" == value, f"{page.name} says {name} is {value}, {file} {rows[name]}"
     if missing:
         pytest.skip(f"{', '.join(sorted(set(missing)))} is not there to compare with")
+
+
+def test_what_is_reached_of_the_limits_follows_from_what_was_measured():
+    text = (ROOT / "docs" / "performance.md").read_text()
+    rows = json.loads((ROOT / "benchmarks" / "results" / "speed-cuda.json").read_text())["rows"]
+    value, detail = ({row["name"]: row.get(key) for row in rows} for key in ("value", "detail"))
+    names = {
+        "resnet20": "ResNet20, batch 128",
+        "wrn28_4": "WRN28-4, batch 128",
+        "wrn28_4_batch512": "WRN28-4, batch 512",
+    }
+    for net, name in names.items():
+        cells = []
+        for bound in ("bytes", "operations"):
+            sgd = value[f"{net}_sgd_of_{bound}_limit"]
+            cells += [sgd, 2 * sgd / value[f"{net}_both_over_sgd"], sgd / value[f"{net}_split_over_sgd"]]
+        assert f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} |" in text
+    packed = value["resnet20_packed_per_s"] / detail["resnet20_sgd_of_bytes_limit"]["limit"]
+    assert f"side by side reach {packed:.2f} of the bytes' limit" in text

@@ -41,11 +41,16 @@ def add_grid(parser: argparse.ArgumentParser, points: int, margin: float) -> Non
         "--together", type=int, default=1, metavar="N", help="points in one pass, for nets that leave a GPU idle"
     )
     parser.add_argument("--compile", action="store_true", help="by torch.compile: a minute at first, then faster")
+    add_graph(parser)
+
+
+def add_graph(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--graph", action="store_true", help="as CUDA graphs, for nets too small to keep a GPU busy")
 
 
 def how(options: argparse.Namespace, of: Solution) -> dict[str, Any]:
     """What evaluate() is told of a grid's options, and of the data, which are those of the first solution."""
-    given = {name: getattr(options, name) for name in ("out", "batchnorm", "precision", "together", "compile")}
+    given = {name: getattr(options, name) for name in ("out", "batchnorm", "precision", "together", "compile", "graph")}
     return {**given, "progress": not options.quiet, "data": data_of(of, options.limit)}
 
 

@@ -6,7 +6,7 @@ import argparse
 
 from ..solutions import solution, tasks
 from ..train.terminal import ended
-from .looking import add_options, execution
+from .looking import add_graph, add_options, execution
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--together", type=int, default=1, metavar="N", help="probes in one pass: faster, in so many times the memory"
     )
+    add_graph(parser)
     add_options(parser, "spectrum")
     parser.set_defaults(run=run)
 
@@ -40,7 +41,7 @@ def work(options: argparse.Namespace) -> int:
     for number, path in enumerate(options.solutions):
         found = solution(path)
         task = tasks(found, carried_out, options.limit)["train"]
-        matrix = Hessian(task, precision=options.precision, together=options.together)
+        matrix = Hessian(task, precision=options.precision, together=options.together, graph=options.graph)
         one = spectrum(matrix, options.steps, options.probes, options.seed, progress=not options.quiet)
         spectra[found.name] = one
         mean, error = (values[0] * one.parameters for values in one.moments(1))
