@@ -1,6 +1,7 @@
 """Every method of the registry under DDP and FSDP2."""
 
 import io
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,7 +18,16 @@ from ssgd.core.wrapper import Wrapper
 from ssgd.methods import METHODS, SAM, EntropySGD
 
 from ..problems import mlp, vectors
-from .by_hand import assert_same_on_every_rank, momenta, weights_of, whole
+from .by_hand import (
+    Weights,
+    assert_same_on_every_rank,
+    gradient,
+    loss_at,
+    mean_over_ranks,
+    momenta,
+    weights_of,
+    whole,
+)
 from .spawn import Ranks
 from .test_ddp import record_reduces
 
@@ -65,6 +75,99 @@ def under_ddp(rank: int, name: str) -> int:
     if hasattr(opt, "averaged"):
         assert_same_on_every_rank(weights_of(opt.averaged.module))
     return len(reduced)
+
+
+# --- the perturbation acts ------------------------------------------------------------------------------------------
+
+WHOLE_WEIGHTS = ("mirror", "swa", "ema")  # methods that FSDP2 refuses
+STAYS = ("sgd", "sgd-2x", "sgdr", "halves", "swa", "ema")
+STARTS_AT_W = ("m-arwp", "sam", "asam", "entropy-sgd")  # the points after the first are moved
+
+
+def data_parallel(net: nn.Module) -> nn.Module:
+    return DistributedDataParallel(net)
+
+
+def sharded(net: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def start(name: str, parallel: Callable[[nn.Module], nn.Module], p: float = 0.2) -> tuple[nn.Module, Wrapper]:
+    """A transform comes before DDP and FSDP2, as with any change of modules; ``p`` is its share."""
+    net = mlp(torch.float64)
+    method = METHODS[name]
+    if method.transform is not None:
+        method.transform(net, p)
+        model = parallel(net)
+        return model, METHODS["sgd"].build(SGD(net.parameters(), lr=0.1, momentum=0.9), model)
+    model = parallel(net)
+    seed = {"seed": 3} if "noise" in {s.name for s in method.settings} else {}
+    return model, build(name, net, model, **seed)
+
+
+def plain_names(weights: Weights) -> Weights:
+    """Those of the net without DDP and DropConnect around its weights."""
+    changes = {"module.": "", "parametrizations.": "", ".original": ""}
+    for old, new in changes.items():
+        weights = {key.replace(old, new): w for key, w in weights.items()}
+    return weights
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_pass_under_ddp_sees_its_points_weights(ranks: Ranks, name: str) -> None:
+    ranks(2, losses_at_points, name, data_parallel)
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in WHOLE_WEIGHTS])
+def test_every_pass_under_fsdp_sees_its_points_weights(ranks: Ranks, name: str) -> None:
+    ranks(2, losses_at_points, name, sharded)
+
+
+def losses_at_points(rank: int, name: str, parallel: Callable[[nn.Module], nn.Module]) -> None:
+    """The loss is that of w + n, and not that of w, in a second step as in the first."""
+    model, opt = start(name, parallel)
+    for i in range(2):
+        opt.zero_grad()
+        clean = plain_names(weights_of(model))
+        moved = []
+        for point, batch in METHODS[name].batches(opt, *vectors(seed=2 * i + rank)):
+            with point:
+                here = plain_names(weights_of(model))
+                loss = F.cross_entropy(model(batch[0]), batch[1])
+                loss.backward()
+            moved.append(abs(float(loss) - loss_at(mlp(), clean, batch)) > 1e-6)
+            if METHODS[name].transform is None:
+                assert float(loss) == pytest.approx(loss_at(mlp(), here, batch), rel=1e-12)
+        opt.step()
+        assert moved == [name not in STAYS and (k > 0 or name not in STARTS_AT_W) for k in range(len(moved))]
+        assert any(moved) == (name not in STAYS)
+
+
+@pytest.mark.parametrize("parallel", [data_parallel, sharded])
+def test_entropy_sgds_inner_steps_are_noisy(ranks: Ranks, parallel: Callable[[nn.Module], nn.Module]) -> None:
+    ranks(2, thermal_noise, parallel)
+
+
+def thermal_noise(rank: int, parallel: Callable[[nn.Module], nn.Module]) -> None:
+    """The second point is w − η′ ∇f and noise of the size √η′ ε: the descent alone would move the loss too."""
+    model, opt = start("entropy-sgd", parallel)
+    settings = {s.name: s.default for s in METHODS["entropy-sgd"].settings}
+    iterates = []
+    for point in opt.points():
+        with point:
+            iterates.append(plain_names(weights_of(model)))
+            x, y = vectors(seed=rank)
+            F.cross_entropy(model(x), y).backward()
+    w = iterates[0]
+    slope = mean_over_ranks(gradient(mlp(), w, vectors(seed=rank)))
+    noise = torch.cat([(iterates[1][k] - w[k] + settings["inner_lr"] * slope[k]).flatten() for k in w])
+    assert float(noise.std()) == pytest.approx(settings["inner_lr"] ** 0.5 * settings["noise"], rel=0.3)
+
+
+# --- SAM ------------------------------------------------------------------------------------------------------------
 
 
 def test_sam_with_a_slope_of_its_own_on_each_rank_reduces_once(ranks: Ranks) -> None:
@@ -159,29 +262,17 @@ def both_points_refused(rank: int) -> None:
         opt.both_points()
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("mirror", "swa", "ema")])
+# --- FSDP2 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in WHOLE_WEIGHTS])
 def test_fsdp_trains_and_restores(ranks: Ranks, name: str) -> None:
     ranks(2, under_fsdp, name)
 
 
 def under_fsdp(rank: int, name: str) -> None:
-    """Weights bitwise clean after the passes, resume bitwise, and without noise the whole net's training."""
-    mesh = init_device_mesh("cpu", (2,))
-
-    def start() -> tuple[nn.Module, Wrapper]:
-        net = mlp(torch.float64)
-        if METHODS[name].transform is not None:
-            METHODS[name].transform(net, 0.0)
-        for layer in (net[0], net[2]):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(net, mesh=mesh)
-        plain = METHODS["sgd"] if METHODS[name].transform is not None else None
-        seed = {"seed": 3} if "noise" in {s.name for s in METHODS[name].settings} else {}
-        if plain is not None:
-            return net, plain.build(SGD(net.parameters(), lr=0.1, momentum=0.9), net)
-        return net, build(name, net, net, **seed)
-
-    net, opt = start()
+    """Weights bitwise clean after the passes, and resume bitwise."""
+    net, opt = start(name, sharded)
     batches = [vectors(seed=2 * i + rank) for i in range(4)]
     for batch in batches[:2]:
         step(name, opt, net, *batch)
@@ -197,31 +288,35 @@ def under_fsdp(rank: int, name: str) -> None:
     file = io.BytesIO()
     torch.save(opt.state_dict(), file)
     file.seek(0)
-    again, again_opt = start()
+    again, again_opt = start(name, sharded)
     with torch.no_grad():
         for p, q in zip(again.parameters(), net.parameters(), strict=True):
             p.copy_(q)
-    again_opt.load_state_dict(torch.load(file, weights_only=False))
+    again_opt.load_state_dict(torch.load(file, weights_only=True))
     for n, o in ((net, opt), (again, again_opt)):
+        torch.manual_seed(rank)  # dropout's masks
         step(name, o, n, *batches[3])
     for p, q in zip(net.parameters(), again.parameters(), strict=True):
         assert torch.equal(whole(p), whole(q))
 
-    if name in ("sgd", "sam", "asam", "halves", "dropout", "dropconnect"):
-        compare_with_a_whole_net(name, *start())
+
+@pytest.mark.parametrize("name", ["sgd", "sam", "asam", "halves", "dropout", "dropconnect"])
+def test_fsdp_without_noise_trains_as_a_whole_net_does(ranks: Ranks, name: str) -> None:
+    ranks(2, beside_a_whole_net, name)
 
 
-def compare_with_a_whole_net(name: str, net: nn.Module, opt: Wrapper) -> None:
-    """The same batch on both ranks: the mean over ranks is what one process gets."""
+def beside_a_whole_net(rank: int, name: str) -> None:
+    """The same batch on both ranks: the mean over ranks is what one process gets. Nothing is dropped."""
+    net, opt = start(name, sharded, p=0.0)
     alone = mlp(torch.float64)
     plain = name if METHODS[name].transform is None else "sgd"
     alone_opt = METHODS[plain].build(SGD(alone.parameters(), lr=0.1, momentum=0.9), alone)
     for i in range(5):
         step(name, opt, net, *vectors(seed=i))
         step(plain, alone_opt, alone, *vectors(seed=i))
-    sharded = {key.replace("parametrizations.", "").replace(".original", ""): p for key, p in net.named_parameters()}
+    trained = plain_names(weights_of(net))
     for key, p in alone.named_parameters():
-        torch.testing.assert_close(whole(sharded[key]), p, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(trained[key], p, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["swa", "ema"])

@@ -100,7 +100,8 @@ class Walk:
     @property
     def came_late(self) -> bool:
         """Whether the gradients came when all points had been left, and none before: they are not the points'."""
-        return self.complete and not any(self._arrivals) and not self._seen and bool(fingerprint(self.parameters))
+        without = self._arrivals == [False] * len(self.points)
+        return without and not self._seen and bool(fingerprint(self.parameters))
 
     def __iter__(self) -> Iterator[Point]:
         try:
