@@ -315,7 +315,8 @@ def test_the_table_of_sharpness_is_that_of_its_rows():
     rows = json.loads((ROOT / "results" / "sharpness.json").read_text())["rows"]
     decimals = {"test_accuracy": 2, "loss": 3, "excess": 2, "sam": 3, "keskar": 0}
     told = {"sgd": "SGD", "halves": HALVES, "late split": "split, 0.26, from epoch 76 on"}
-    for method, name in {**told, "split": "split, 0.26", "ssgd": "both signs, 0.5"}.items():
+    told |= {"split": "split, 0.26", "ssgd": "both signs, 0.5", "sam": "SAM, ρ 0.05, seeds 1 to 3"}
+    for method, name in told.items():
         mine = [row for row in rows if row["method"] == method]
         figures = [
             f"{mean(values):.{places}f} ± {stdev(values):.{places}f}"
