@@ -123,6 +123,12 @@ def test_what_cannot_be_done_gets_a_sentence(arguments, sentence, here, capsys):
     assert not os.listdir()
 
 
+def test_rates_are_compared_in_phases_that_the_recipe_has_not(here, capsys):
+    assert get("digits").phases == "8-4"  # and a rate for each
+    assert main(["compare", "digits", "phases=1", "train_limit=100", "test_limit=50", "--vary", "lr=0.1,0.01"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["digits/0.1", "digits/0.01"]
+
+
 def test_a_run_that_fails_is_named_and_the_others_are_shown(here, capsys):
     assert main(["compare", "digits", *SHORT, "phases=3", "--vary", "lr=0.1,1e6"]) == 1
     shown = capsys.readouterr()

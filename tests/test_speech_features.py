@@ -111,6 +111,12 @@ def test_an_end_that_is_no_time_is_named(tmp_path, end):
         samples(Utterance("u", "yes", (Clip(path, 0.0, end),), "", "here:1"), rate)
 
 
+def test_a_recording_without_sound_is_named(tmp_path):
+    path = write_wav(tmp_path / "a.wav", sound()[:0])
+    with pytest.raises(Unusable, match=r"a\.wav lasts 0\.00 s: there is nothing from 0\.0 s on"):
+        samples(Utterance("u", "yes", (Clip(path, 0.0, None),), "", "here:1"), read_audio(path)[1])
+
+
 def test_audio_of_more_samples_than_memory_holds_is_named(tmp_path):
     soundfile = pytest.importorskip("soundfile", reason="needs soundfile")
     soundfile.write(tmp_path / "a.flac", sound(), 16000)

@@ -58,7 +58,9 @@ def _clip(clip: Clip, rate: int, numbers: torch.Generator) -> Tensor:
     except (ValueError, OverflowError):  # of what is no time at all
         start = end = -1
     if not 0 <= start < end <= len(sound):
-        sentence = f"{clip.path} lasts {len(sound) / rate:.2f} s: {clip.start} to {clip.end} s is not in it"
+        to_its_end = f"there is nothing from {clip.start} s on"
+        why = to_its_end if clip.end is None else f"{clip.start} to {clip.end} s is not in it"
+        sentence = f"{clip.path} lasts {len(sound) / rate:.2f} s: {why}"
         raise Unusable("broken audio", sentence)
     return sound[start:end]
 
