@@ -11,13 +11,16 @@ from torch.nn.modules.batchnorm import _NormBase
 
 
 class BatchCounters:
-    """The ``num_batches_tracked`` of all layers that average with a fixed momentum, and so never read it."""
+    """The ``num_batches_tracked`` of all layers that average with a fixed momentum, and so never read it.
+
+    SyncBatchNorm insists on having its own.
+    """
 
     def __init__(self, net: nn.Module) -> None:
-        norms = [m for m in net.modules() if isinstance(m, _NormBase) and m.momentum is not None]
+        norms = [m for m in net.modules() if isinstance(m, _NormBase) and not isinstance(m, nn.SyncBatchNorm)]
         self._counters: list[tuple[_NormBase, Tensor]] = []
         for norm in norms:
-            if norm.num_batches_tracked is not None:
+            if norm.momentum is not None and norm.num_batches_tracked is not None:
                 self._counters.append((norm, norm.num_batches_tracked))
 
     @contextmanager
