@@ -92,6 +92,20 @@ def test_twice_the_epochs_of_a_rate_that_decays_are_refused():
         read("55", method="sgd-2x", lr=(1.0,), level=None, decay=1.15, decay_after=14)
 
 
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.passes > 1])
+def test_a_phase_at_level_zero_costs_what_it_runs(name):
+    model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    level = METHODS[name].settings[0].name
+    opt = METHODS[name].build(torch.optim.SGD(model.parameters(), lr=0.1), model, **{level: 0.0})
+    passes = 0
+    for point, part in METHODS[name].batches(opt, x):
+        with point:
+            model(part).sum().backward()
+        passes += 1
+    assert Phase(10, 0.1, name, 0.0).passes == 10 * passes
+    assert Phase(10, 0.1, name).passes == 10 * METHODS[name].passes
+
+
 def test_a_method_of_twice_the_epochs_has_them_in_a_phase_of_its_own_too():
     assert [phase.epochs for phase in read("75(sgd-2x)-50-50").phases] == [150, 50, 50]
     assert [phase.epochs for phase in read("75-50-50", method="sgd-2x").phases] == [150, 100, 100]

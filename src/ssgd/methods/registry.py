@@ -48,6 +48,7 @@ class Method:
     fixed: dict[str, Any] = field(default_factory=dict)  # options that make the method what it is
     transform: Callable[[nn.Module, float], object] | None = None  # put on the model before training
     epochs: float = 1.0  # times those of the run it is compared with
+    off_at_zero: bool = True  # at level 0 a step is the base's own, and one pass
     warm_restarts: bool = False  # trains under torch's CosineAnnealingWarmRestarts
 
     def build(self, base: Optimizer, model: nn.Module, **options: Any) -> Wrapper:
@@ -186,6 +187,7 @@ _methods = [
             Setting("gamma", 1e-2, 1e-4, 1.0, "pull back to w"),
         ),
         fixed={"inner_steps": 20},
+        off_at_zero=False,
     ),
 ]
 METHODS: dict[str, Method] = {method.name: method for method in _methods}

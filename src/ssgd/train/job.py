@@ -58,7 +58,7 @@ class Job:
         if self.run is None:
             return 0.0
         phases = [phase for phase in self.run.schedule.phases for _ in range(phase.epochs)][self.run.epoch :]
-        passes = [registry.get(phase.method).passes for phase in phases]
+        passes = [phase.passes_a_step for phase in phases]
         steps = sum(passes) * self.run.steps - passes[0] * self.run.step_in_epoch
         return steps * self.recipe.batch
 
@@ -107,7 +107,7 @@ class Job:
         """One step, and what is due after it. Returns the samples passed, forward and backward."""
         run = self.run
         assert run is not None
-        passes = registry.get(run.phase.method).passes
+        passes = run.phase.passes_a_step
         run.step()
         if run.epoch_is_over:
             self._end_epoch(run)

@@ -26,7 +26,12 @@ class Phase:
     @property
     def passes(self) -> float:
         """Forward and backward passes over the data."""
-        return self.epochs * registry.get(self.method).passes
+        return self.epochs * self.passes_a_step
+
+    @property
+    def passes_a_step(self) -> float:
+        method = registry.get(self.method)
+        return 1.0 if self.level == 0 and method.off_at_zero else method.passes
 
     @property
     def label(self) -> str:
