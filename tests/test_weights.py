@@ -1,7 +1,9 @@
 """Weights return bit for bit, whatever happens inside a point."""
 
 import linecache
+import math
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from functools import partial
 
@@ -81,16 +83,21 @@ def test_an_exception_in_a_closure_restores(error, call):
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt on the n-th line that runs inside the package, as Ctrl-C could."""
+    """Raises KeyboardInterrupt on the n-th line that runs inside the package, as Ctrl-C could.
 
-    def __init__(self, line):
-        self.line, self.seen, self.where = line, 0, ""
+    Of a line that runs again and again only the first ``most`` runs count.
+    """
+
+    def __init__(self, line, most=math.inf):
+        self.line, self.most, self.runs, self.seen, self.where = line, most, Counter(), 0, ""
 
     def __call__(self, frame, event, arg):
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         if event == "line":
-            self.seen += 1
+            place = frame.f_code.co_filename, frame.f_lineno
+            self.runs[place] += 1
+            self.seen += self.runs[place] <= self.most
             if self.seen == self.line:
                 self.where = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
                 raise KeyboardInterrupt
