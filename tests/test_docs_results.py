@@ -221,6 +221,11 @@ def test_what_the_gain_hangs_on_is_told():
             cells.append(", ".join(f"{row[ACCURACY] - sgd[seed][ACCURACY]:+.2f}" for seed, row in found.items()))
         cells.append(", ".join(f"{row['train_accuracy']:.2f}" for row in sgd.values()))
         assert f"| {net}, {decay} | {' | '.join(cells)} |" in text
+    split, sgd = (
+        [mean(r[ACCURACY] for r in of("A", d, m).values()) for d in ("2e-4", "5e-4")] for m in ("split-0.26", "sgd")
+    )
+    told = f"as good at 2e-4 ({split[0]:.2f} on average) as at 5e-4 ({split[1]:.2f})"
+    assert f"{told}, where SGD is {sgd[1] - sgd[0]:.1f} better" in text
     paper, train = targets()["table2_cifar"]["ResNet20"], targets()["fig7_surface"]["train"]["SGD_f"]
     sgd, both = paper["SGD"][1], paper["S-SGD (0.5)"][1]
     assert f"| the paper | {sgd:.2f} | {both:.2f} | {both - sgd:+.2f} |  |  | {train:.2f} |" in text

@@ -28,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     def work() -> int:
         name, words = named(options.rest)
-        agreeing = [change.partition(",")[0] for change in options.vary if re.match("(lr|phases)=.", change)]
-        recipe, execution = from_command_line(name, [*words, *agreeing], "ssgd compare", __doc__ or "")
+        first = [change.partition(",")[0] for change in options.vary if re.match("(lr|phases)=.", change)]
+        words = [*words, *first]  # lr and phases must fit each other before anything is varied
+        recipe, execution = from_command_line(name, words, "ssgd compare", __doc__ or "")
         vary = options.vary or ([f"method={','.join(METHODS)}"] if name is None else [])
         return show(variants(recipe, vary), execution)
 

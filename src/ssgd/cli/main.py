@@ -79,9 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.rest and options.run not in (train.run, compare.run):
         parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")  # no ± in ASCII
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may know no ±
     try:
         status = int(options.run(options) or 0)
         if sys.stdout is not None:  # closed by `>&-`
