@@ -20,7 +20,7 @@ demo: $(VENV)/.demo
 	$(PY) -m ssgd.demo
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 tests  # two processes of one thread each: more would wait for each other
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --ignore tests/browser tests  # two processes of one thread each: more would wait for each other
 	TRITON_INTERPRET=1 $(PY) -m pytest -q tests/test_kernels.py tests/test_convolutions.py tests/test_ctc_kernels.py  # before anything loads Triton
 
 test-browser: $(VENV)/.test
