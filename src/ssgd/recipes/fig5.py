@@ -2,19 +2,25 @@
 
 The batch is divided in four as among the paper's devices, each of which has batch-norm and, we take it, noise of its
 own: in one process, or in the four of ``torchrun --nproc-per-node 4``. The learning rate is that of one device, neither
-scaled nor warmed up; ``-scaled`` recipes are, as a control.
+scaled nor warmed up. Controls have a name behind the method's: ``fig5/sgd-scaled/4096``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..train.recipe import Recipe
 from .cifar import cifar
 
 BATCHES = (1024, 2048, 4096, 16384)
 METHODS = ("sgd", "sgdr", "ssgd", "ssgdr")
-SCALED = ("sgd", "ssgd")
+CONTROLLED = ("sgd", "ssgd")
+CONTROLS: dict[str, dict[str, Any]] = {
+    "scaled": {"lr_for_batch": 128, "warm_up": 5},  # a rate in proportion to the batch, reached in five epochs
+    "rate-4": {"lr": (0.4, 0.04, 0.004)},  # times the number of devices, as users of Horovod have it
+    "epochs-4": {"phases": "300-200-200"},  # each device goes through all images in one of the paper's epochs
+}
 LEVEL = 0.5  # not stated for this figure
 DEVICES = 4
 
@@ -28,6 +34,6 @@ def fig5(method: str, batch: int) -> Recipe:
     return replace(recipe, method=method, phases="10*2", lr=(0.1,), epochs=300)
 
 
-def scaled(method: str, batch: int) -> Recipe:
-    """The same with a rate in proportion to the batch, reached in five epochs."""
-    return replace(fig5(method, batch), name=f"fig5/{method}-scaled/{batch}", lr_for_batch=128, warm_up=5)
+def control(method: str, batch: int, name: str) -> Recipe:
+    """The same but for what CONTROLS says."""
+    return replace(fig5(method, batch), name=f"fig5/{method}-{name}/{batch}", **CONTROLS[name])

@@ -61,7 +61,12 @@ def _all() -> dict[str, Callable[[], Recipe]]:
     makers += [partial(fig3.fig3, a, curve) for curve in fig3.FIG_A1 for a in fig3.LEVELS]
     makers += [fig3.level_0, fig3.dropout, comparison.dropconnect, comparison.dropconnect_conv]
     makers += [partial(fig5.fig5, method, batch) for method in fig5.METHODS for batch in fig5.BATCHES]
-    makers += [partial(fig5.scaled, method, batch) for method in fig5.SCALED for batch in fig5.BATCHES]
+    makers += [
+        partial(fig5.control, method, batch, name)
+        for name in fig5.CONTROLS
+        for method in fig5.CONTROLLED
+        for batch in fig5.BATCHES
+    ]
     makers += [partial(fig7.fig7, label) for label in fig7.PHASES]
     makers += [partial(spectra.wide, label) for label in ("sgd", "ssgd")]
     for place in table4.PLACES:

@@ -54,6 +54,11 @@ PTB: dict[str, Wanted] = {  # of Zaremba's large model, and ours of the small on
     "large": {**WORDS, "phases": "55", "decay": 1.15, "decay_after": 14, "clip": 10.0},
     "small": {**WORDS, "phases": "50", "decay": 1.15, "decay_after": 10, "clip": 5.0, "dropout": 0.4},
 }
+CONTROLS: dict[str, Wanted] = {  # of figure 5
+    "scaled": {"lr_for_batch": 128, "warm_up": 5},
+    "rate × 4": {"lr": [0.4, 0.04, 0.004]},
+    "epochs × 4": {"phases": "300-200-200"},
+}
 RECOMPUTED = (
     "The accuracies are the runs' own; losses and errors are drawn with batch-norm's statistics gathered anew at every "
     "point, the solutions too, over the training images as they were augmented."
@@ -272,14 +277,18 @@ def fig5(t: dict[str, Any]) -> Part:
             wanted = cifar("cifar10", "resnet20", method, level, batch=int(batch), **more)
             base = cells.get((name.removeprefix("S-"), batch))
             cells[name, batch] = Cell(name, batch, value, None, wanted, base=base, x=float(batch))
-    for name, method in {"SGD, scaled": "sgd", "S-SGD, scaled": "ssgd"}.items():
-        for batch in numbers["SGD"]:
-            level = PHASED_LEVEL if method == "ssgd" else None
-            more = {"devices": 4, "lr_for_batch": 128, "warm_up": 5}
-            wanted = cifar("cifar10", "resnet20", method, level, batch=int(batch), **more)
-            base = cells.get((name.removeprefix("S-"), batch))
-            cells[name, batch] = Cell(name, batch, None, None, wanted, base=base, x=float(batch))
-    note = "Scaled is ours: a learning rate in proportion to the batch, reached in five epochs."
+    for control, changes in CONTROLS.items():
+        for way in ("SGD", "S-SGD"):
+            name, level = f"{way}, {control}", PHASED_LEVEL if way == "S-SGD" else None
+            for batch in numbers["SGD"]:
+                wanted = cifar("cifar10", "resnet20", ways[way], level, batch=int(batch), devices=4, **changes)
+                base = cells.get((f"SGD, {control}", batch))
+                cells[name, batch] = Cell(name, batch, None, None, wanted, base=base, x=float(batch))
+    note = (
+        "Three controls are ours. scaled: a learning rate in proportion to the batch, reached in five epochs; rate × 4: "
+        "times the number of devices, as users of Horovod have it, with which the paper trained; epochs × 4: as if each "
+        "device went through all images in an epoch."
+    )
     about = "Large batches over four devices, batch-norm on each device's part, learning rate 0.1: ResNet20, CIFAR-10."
     return Part("fig5", "Figure 5", about, tuple(cells.values()), "batch", "test accuracy, %", "log", note)
 

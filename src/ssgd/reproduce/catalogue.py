@@ -86,9 +86,9 @@ def _of_fig4(scale: str) -> list[Recipe]:
 def _of_fig5(scale: str) -> list[Recipe]:
     batches = fig5.BATCHES[::3] if scale == "smoke" else fig5.BATCHES
     found = [fig5.fig5(method, batch) for method in fig5.METHODS for batch in batches]
-    return at(
-        scale, seeded([*found, *(fig5.scaled(method, batch) for method in fig5.SCALED for batch in batches)], 3), 1
-    )
+    for name in fig5.CONTROLS:
+        found += [fig5.control(method, batch, name) for method in fig5.CONTROLLED for batch in batches]
+    return at(scale, seeded(found, 3), 1)
 
 
 def _solutions(make: Callable[[str], Recipe], labels: Sequence[str]) -> Callable[[str], list[Recipe]]:
