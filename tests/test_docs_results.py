@@ -202,33 +202,86 @@ def test_sam_and_twice_the_epochs_are_compared_with_ours():
     assert "gained {:.2f} where both signs gained {:.2f} in the same three seeds".format(*gains) in card
 
 
+def set_in(net, decay, label):
+    """ResNet20 on CIFAR-100 with that shortcut and decay, by seed."""
+    names = (f"setting/{net}/{decay}/{label}", f"cifar100/{decay}" if net == "A" and label == "sgd" else "")
+    rows = [row for row in rows_of("setting") + rows_of("baseline") if row["experiment"] in names]
+    rows = contender(label) if (net, decay) == ("A", "5e-4") else rows
+    return {row["seed"]: row for row in rows if row["seed"] in (1, 2, 3)}
+
+
 def test_what_the_gain_hangs_on_is_told():
     text = (ROOT / "docs" / "results.md").read_text()
-    at_5e_4 = {"sgd": contender("sgd"), "ssgd-0.5": contender("ssgd-0.5"), "split-0.26": contender("split-0.26")}
-
-    def of(net, decay, label):
-        names = (f"setting/{net}/{decay}/{label}", f"cifar100/{decay}" if net == "A" and label == "sgd" else "")
-        rows = [row for row in rows_of("setting") + rows_of("baseline") if row["experiment"] in names]
-        rows = at_5e_4[label] if (net, decay) == ("A", "5e-4") else rows
-        return {row["seed"]: row for row in rows if row["seed"] in (1, 2)}
-
     for net, decay in (("A", "5e-4"), ("A", "2e-4"), ("B", "5e-4"), ("B", "2e-4")):
-        sgd = of(net, decay, "sgd")
+        sgd = set_in(net, decay, "sgd")
         cells = [", ".join(f"{row[ACCURACY]:.2f}" for row in sgd.values())]
         for label in ("ssgd-0.5", "split-0.26"):
-            found = of(net, decay, label)
+            found = set_in(net, decay, label)
             cells.append(", ".join(f"{row[ACCURACY]:.2f}" for row in found.values()))
             cells.append(", ".join(f"{row[ACCURACY] - sgd[seed][ACCURACY]:+.2f}" for seed, row in found.items()))
         cells.append(", ".join(f"{row['train_accuracy']:.2f}" for row in sgd.values()))
         assert f"| {net}, {decay} | {' | '.join(cells)} |" in text
     split, sgd = (
-        [mean(r[ACCURACY] for r in of("A", d, m).values()) for d in ("2e-4", "5e-4")] for m in ("split-0.26", "sgd")
+        [mean(set_in("A", decay, label)[seed][ACCURACY] for seed in (1, 2)) for decay in ("2e-4", "5e-4")]
+        for label in ("split-0.26", "sgd")
     )
     told = f"as good at 2e-4 ({split[0]:.2f} on average) as at 5e-4 ({split[1]:.2f})"
     assert f"{told}, where SGD is {sgd[1] - sgd[0]:.1f} better" in text
     paper, train = targets()["table2_cifar"]["ResNet20"], targets()["fig7_surface"]["train"]["SGD_f"]
     sgd, both = paper["SGD"][1], paper["S-SGD (0.5)"][1]
     assert f"| the paper | {sgd:.2f} | {both:.2f} | {both - sgd:+.2f} |  |  | {train:.2f} |" in text
+
+
+def test_shortcut_b_is_told():
+    text, readme = ((ROOT / page).read_text() for page in ("docs/results.md", "README.md"))
+    sgd, both, split = (list(set_in("B", "5e-4", label).values()) for label in ("sgd", "ssgd-0.5", "split-0.26"))
+    means = [spoken(rows, ACCURACY) for rows in (sgd, both, split)]
+    gains = [f"{gain(rows, sgd, ACCURACY)} ({interval(rows, sgd, ACCURACY)})" for rows in (both, split)]
+    assert "SGD has {}, both signs {} and `split` {}, each better".format(*means) in readme
+    assert f"by {' and '.join(gains)}." in readme
+    assert f"`split` has {means[2]} there, {gains[1]}, better in all three seeds" in text
+    assert f"the paper's accuracy too, {means[0]}. Both signs have {means[1]} there, " in text
+    assert gains[0].replace(" (", " over SGD (95 % ") in text
+    ours = difference(both, sgd, ACCURACY)
+    assert ours.gained == difference(split, sgd, ACCURACY).gained == ours.count == 3
+    with_a = difference(*(list(set_in("A", "5e-4", label).values()) for label in ("ssgd-0.5", "sgd")), ACCURACY)
+    paper = targets()["table2_cifar"]["ResNet20"]
+    theirs = paper["S-SGD (0.5)"][1] - paper["SGD"][1]
+    assert round(ours.mean / with_a.mean) == round(theirs / ours.mean) == 2  # twice as much as with A, half the paper's
+    peak = next(point for point in targets()["fig3_noise_level"]["curves"]["S-SGD"] if point["level"] == 0.5)
+    below = peak["mean"] - mean(row[ANEW] for row in both)
+    told = f"they have {spoken(both, ANEW)}, {gain(both, sgd, ANEW)} over SGD ({interval(both, sgd, ANEW)})"
+    assert f"{told}, {below:.2f} below figure 3's {peak['mean']:.2f} ± {peak['half_width']:.2f}." in text
+
+
+def test_the_table_of_large_batches_is_that_of_its_rows():
+    text = (ROOT / "docs" / "results.md").read_text()
+    paper = targets()["fig5_large_batch"]["accuracy_by_batch"]
+    rows = {row["experiment"]: row for row in rows_of("fig5")}
+    for batch in (4096, 16384):
+        mine = [rows[f"fig5/{method}/{batch}"] for method in ("sgd", "ssgd")]
+        theirs = [paper[name][str(batch)] for name in ("SGD", "S-SGD")]
+        cells = [f"{row[ACCURACY]:.2f} | {their:.2f}" for row, their in zip(mine, theirs, strict=True)]
+        cells += [f"{row['train_accuracy']:.2f}" for row in mine]
+        assert f"| {batch:,} | {' | '.join(cells)} |" in text
+    assert len(rows) == 4 and f"SGD's {paper['SGD']['16384']} at 16,384" in text
+    card = (ROOT / "docs" / "method.md").read_text()
+    (large, noisy), (less, with_noise) = ([rows[f"fig5/{m}/{b}"] for m in ("sgd", "ssgd")] for b in (16384, 4096))
+    fits = f"fits {large['train_accuracy']:.2f} % of the training images with SGD and {noisy['train_accuracy']:.2f} %"
+    costs = [f"{sgd[ACCURACY] - both[ACCURACY]:.2f}" for sgd, both in ((large, noisy), (less, with_noise))]
+    assert fits in card and "costs {} on the test images, at 4,096 still {}".format(*costs) in card
+
+
+def test_table_1_is_told_beside_the_papers():
+    text = (ROOT / "docs" / "results.md").read_text()
+    paper = targets()["table1_equal_compute"]["rows"]
+    rows = {row["phases"]: row[ACCURACY] for row in rows_of("table1")}
+    late, *others = ("75-50-25S", "75-25S-50", "37S-25S-25S")
+    sgd = contender("sgd")[0][ACCURACY]
+    told = f"has {rows[late]:.2f}, the paper {paper[late]['CIFAR-100']:.2f} (seed 1, where SGD has {sgd:.2f})"
+    assert told in text
+    told = " and ".join(f"`{phases}` {rows[phases]:.2f}" for phases in others)
+    assert f"{told} (seed 1), the paper {' and '.join(str(paper[phases]['CIFAR-100']) for phases in others)}" in text
 
 
 def test_split_is_compared_with_both_signs_and_with_its_control():

@@ -79,8 +79,15 @@ def test_price_leaves_out_other_protocols_than_its_own():
     large = of("fig5/sgd/1024", "fig5/ssgd/1024", "fig5/sgd/4096", "fig5/ssgd/4096")
     assert [found.method for found in price(runs).lines] == ["sgd", "ssgd (0.5, uniform)"]
     assert price([*runs, *large]) == price(runs)
-    table1 = of("table1/cifar10/75-25S-25S")  # the same protocol
-    assert [found.method for found in price([*runs, *large, *table1]).lines][2:] == ["ssgd (0.5, uniform), 75-25S-25S"]
+    table1 = of("table1/cifar10/75-25S-25S", "table1/cifar10/75-50-25S")  # the same protocol
+    told = ["ssgd (0.5, uniform), 75-25S-25S", "ssgd (0.5, uniform), 75-50-25S"]
+    assert [found.method for found in price([*runs, *large, *table1]).lines][2:] == told
+
+
+def test_what_has_noise_in_some_layers_alone_says_so():
+    noise = {"held_out": 5000, "method": "ssgd", "level": 0.5}
+    runs = [run("cifar100", 1, {**noise, "perturb": perturb}) for perturb in ("conv", "all")]
+    assert [found.method for found in tune(runs).lines] == ["ssgd (0.5, uniform, conv only)", "ssgd (0.5, uniform)"]
 
 
 def test_a_setting_has_the_gains_of_its_own_sgd():
@@ -91,6 +98,7 @@ def test_a_setting_has_the_gains_of_its_own_sgd():
             runs.append(run(f"setting/{net}/{decay}/sgd", seed, test_accuracy=60 + seed))
             runs.append(run(f"setting/{net}/{decay}/split-0.26", seed, test_accuracy=60 + seed + gain))
     runs += [run("fig3/all/0.9", 1), run("price/cifar10/resnet20/split-0.26", 1), run("tune/cifar100/resnet20/sgd", 0)]
+    runs += [run("fig3/conv/0.5", 1)]
     found = [one for one in setting(runs).lines if one.difference]
     assert [one.difference.mean for one in found] == list(gains.values())
     assert all(one.difference.count == 2 for one in found)  # seed 0 was tuning's

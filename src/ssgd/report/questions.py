@@ -133,7 +133,8 @@ def setting(runs: list[Run]) -> Question:
     tried = (("ssgd", PHASED_LEVEL), ("split", SPLIT_LEVEL))
 
     def chosen(run: Run) -> bool:
-        return (run.method, run.level) in tried and run.law == LAW and whole_phases(run.phases) == CIFAR["phases"]
+        everywhere = run.law == LAW and run.field("perturb") == "all" and whole_phases(run.phases) == CIFAR["phases"]
+        return (run.method, run.level) in tried and everywhere
 
     lines = compared(asked, chosen)
     several = len({line.protocol for line in lines}) > 1  # one setting alone answers nothing
@@ -242,7 +243,7 @@ def is_sgd(run: Run) -> bool:
 
 def is_the_papers(run: Run) -> bool:
     noise = run.method == "ssgd" and run.law == LAW and run.level == PHASED_LEVEL and run.field("perturb") == "all"
-    return noise and whole_phases(run.phases) in (CIFAR["phases"], "75-25S-25S")
+    return noise and whole_phases(run.phases) in targets()["table1_equal_compute"]["rows"]
 
 
 def protocol_of(run: Run) -> str:
@@ -263,7 +264,10 @@ def spoken(run: Run) -> str:
 
 
 def told(run: Run) -> str:
-    name = run.method if run.level is None else f"{run.method} ({run.level:g}{', ' + run.law if run.law else ''})"
+    perturb = run.field("perturb", "all")
+    of = [] if run.level is None else [f"{run.level:g}", *([run.law] if run.law else [])]
+    of += [] if perturb == "all" else [f"{perturb} only"]
+    name = f"{run.method} ({', '.join(of)})" if of else run.method
     return f"{name}, {run.phases}" if "S" in run.phases or "(" in run.phases else name
 
 
