@@ -49,9 +49,10 @@ class Case:
     batch: int = 128
     pair: bool = True  # S-SGD's passes at the same time
     stacked: bool = False  # or as one vmapped pass
+    as_one: bool = False  # or as one pass whose layers know both weights
 
     def __str__(self) -> str:
-        way = "stacked" if self.stacked else "" if self.pair else "one after the other"
+        way = "stacked" if self.stacked else "as one" if self.as_one else "" if self.pair else "one after the other"
         return f"{self.model} {self.method} batch {self.batch} {way}".rstrip()
 
 
@@ -60,9 +61,11 @@ RESNET20 = {
     "both": Case("ssgd:0.2"),
     "both_in_turn": Case("ssgd:0.2", pair=False),
     "both_stacked": Case("ssgd:0.2", stacked=True),
+    "both_as_one": Case("ssgd:0.2", as_one=True),
     "split": Case("split:0.15"),
     "split_in_turn": Case("split:0.15", pair=False),
     "split_stacked": Case("split:0.15", stacked=True),
+    "split_as_one": Case("split:0.15", as_one=True),
     "halves": Case("halves"),
     "sam": Case("sam:0.05"),
 }
@@ -71,6 +74,8 @@ WRN = {
     for name in ("sgd", "both", "both_in_turn", "both_stacked", "split", "split_in_turn")
 }
 LARGE = {name: replace(WRN[name], batch=512) for name in ("sgd", "both", "split")}
+SIX = ("sgd", "both", "both_as_one", "split", "split_as_one")
+PARTS = ["resnet20", "packed", "six", "sam", "wrn28_4", "first_step"]
 
 
 def main() -> None:
@@ -80,14 +85,15 @@ def main() -> None:
     if options.prepare:
         Bench(options).run(Case(**json.loads(options.prepare)))
         return
-    asked = options.only or ["resnet20", "packed", "sam", "wrn28_4", "first_step"]
-    cases = [*RESNET20.values()] if "resnet20" in asked else [RESNET20["sgd"], RESNET20["both"], RESNET20["sam"]]
+    asked = options.only or PARTS
+    cases = [*RESNET20.values()] if {"resnet20", "six"} & {*asked} else [RESNET20[n] for n in ("sgd", "both", "sam")]
     cases += [*WRN.values(), *LARGE.values()] if "wrn28_4" in asked else []
     prepare(cases, [word for word in ("--cudnn", "--eager") if getattr(options, word[2:])])
     bench = Bench(options)
     parts: dict[str, Callable[[], list[Row]]] = {
         "resnet20": bench.resnet20,
         "packed": bench.packed,
+        "six": bench.six,
         "sam": bench.sam,
         "wrn28_4": bench.wrn,
         "first_step": first_step,
@@ -104,7 +110,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/speed-cuda.json"))
-    parser.add_argument("--only", nargs="+", default=[], help="resnet20, packed, wrn28_4, sam, first_step")
+    parser.add_argument("--only", nargs="+", default=[], choices=PARTS, help="parts of it")
     parser.add_argument("--profile", type=Path, help="a folder for kernel tables of one step")
     parser.add_argument("--packs", nargs="+", type=int, default=[6, 12], help="how many runs side by side")
     parser.add_argument("--cudnn", action="store_true", help="convolutions by cuDNN alone")
@@ -166,6 +172,7 @@ class Bench:
             graph=True,
             kernels=not self.options.cudnn and not case.stacked,  # vmap does not know them
             pair=case.pair,
+            stack=case.as_one,
             say=print,
         )
         if case.stacked:
@@ -201,6 +208,12 @@ class Bench:
             )
         best = max(found, key=lambda row: row.value)
         return [*found, replace(best, name="resnet20_packed_per_s")]
+
+    def six(self) -> list[Row]:
+        """A device that is full: what S-SGD's ways cost with six runs side by side, over six of SGD."""
+        packs = {name: [self.run(RESNET20[name], copy=i) for i in range(6)] for name in SIX}
+        times = in_turn({name: lambda runs=runs: [step(run) for run in runs] for name, runs in packs.items()}, 50)
+        return [ratio(f"resnet20_six_{name}_over_sgd", times[name], times["sgd"]) for name in SIX[1:]]
 
     def wrn(self) -> list[Row]:
         found: list[Row] = []

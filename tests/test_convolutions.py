@@ -84,6 +84,28 @@ def test_whole_numbers_come_out_exactly(name, layout):
 
 
 @interpreted
+@pytest.mark.parametrize(("name", "layout"), [*((name, "nhwc") for name in SHAPES), ("16", "nchw"), ("wider", "nchw")])
+def test_stacked_weights_are_each_for_their_own_images(name, layout):
+    x, weight, _, _, stride = problem(name, layout)
+    weights = [weight.detach(), whole(*weight.shape, layout=layout)]
+    images = [x.detach().half(), whole(*x.shape).half()]
+    stacked, both = torch.stack(weights).requires_grad_(), torch.cat(images).requires_grad_()
+    if layout == "nhwc":
+        stacked = stacked.detach().permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3).requires_grad_()
+    out = conv3x3(both, stacked, stride)
+    gradient = whole(*out.shape).half()
+    found = [out, *torch.autograd.grad(out, (both, stacked), gradient)]
+    assert found[2].stride() == stacked.stride() and out.is_contiguous(memory_format=torch.channels_last)
+    for i, (own, mine) in enumerate(zip(weights, images, strict=True)):
+        own.requires_grad_(), mine.requires_grad_()
+        right = conv3x3(mine, own, stride)
+        of_x, of_weight = torch.autograd.grad(right, (mine, own), gradient.chunk(2)[i])
+        assert torch.equal(out.chunk(2)[i], right)
+        assert torch.equal(found[1].chunk(2)[i], of_x) and torch.equal(found[2][i], of_weight)
+    assert not torch.equal(found[2][0], found[2][1])
+
+
+@interpreted
 @pytest.mark.parametrize("name", ["16", "wider"])
 def test_every_plan_gives_the_same(name):
     from ssgd.train import convolution_kernels as kernels
@@ -144,6 +166,10 @@ def test_the_operators_keep_torchs_rules():
     torch.library.opcheck(conv3x3, (x, weight, stride))
     torch.library.opcheck(conv3x3_grad_input, (gradient, weight.detach(), *x.shape[2:], stride))
     torch.library.opcheck(conv3x3_grad_weight, (gradient, x.detach(), weight.detach(), stride))
+    stacked = torch.stack([weight.detach()] * 2).requires_grad_()
+    torch.library.opcheck(conv3x3, (x, stacked, stride))
+    torch.library.opcheck(conv3x3_grad_input, (gradient, stacked.detach(), *x.shape[2:], stride))
+    torch.library.opcheck(conv3x3_grad_weight, (gradient, x.detach(), stacked.detach(), stride))
 
 
 @interpreted
@@ -160,7 +186,7 @@ def test_only_what_is_asked_for_is_computed(wanted):
 
 @interpreted
 def test_a_compiled_net_with_other_weights(monkeypatch):
-    monkeypatch.setattr(convolutions, "_dtype", lambda x, weight: torch.float16)
+    monkeypatch.setattr(convolutions, "served_dtype", lambda x, weight: torch.float16)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1, bias=False))
     assert use_fast_convolutions(net) == 2
@@ -272,7 +298,7 @@ def test_on_cuda_the_dtype_decides(monkeypatch, x, weight, autocast, result):
     with FakeTensorMode():
         images = torch.empty(4, 16, 8, 8, dtype=x, device="cuda")
         filters = torch.empty(32, 16, 3, 3, dtype=weight, device="cuda")
-        assert convolutions._dtype(images, filters) == result
+        assert convolutions.served_dtype(images, filters) == result
         if result:
             out = conv3x3(images.to(result), filters, 2)
             assert (out.shape, out.dtype, out.device.type) == ((4, 32, 4, 4), result, "cuda")
@@ -283,7 +309,7 @@ def test_on_cuda_the_dtype_decides(monkeypatch, x, weight, autocast, result):
 def test_on_cuda_the_size_decides(shape):
     with FakeTensorMode():
         x = torch.empty(shape, dtype=BF16, device="cuda")
-        assert convolutions._dtype(x, torch.empty(16, 16, 3, 3, dtype=BF16, device="cuda")) is None
+        assert convolutions.served_dtype(x, torch.empty(16, 16, 3, 3, dtype=BF16, device="cuda")) is None
 
 
 def test_large_images_of_64_channels_are_cudnns():
@@ -291,4 +317,4 @@ def test_large_images_of_64_channels_are_cudnns():
         weight = torch.empty(64, 64, 3, 3, dtype=BF16, device="cuda")
         for size, dtype in ((8, BF16), (32, None)):
             x = torch.empty(128, 64, size, size, dtype=BF16, device="cuda")
-            assert convolutions._dtype(x, weight) == dtype
+            assert convolutions.served_dtype(x, weight) == dtype

@@ -285,9 +285,9 @@ def fig5(t: dict[str, Any]) -> Part:
                 base = cells.get((f"SGD, {control}", batch))
                 cells[name, batch] = Cell(name, batch, None, None, wanted, base=base, x=float(batch))
     note = (
-        "Three controls are ours. scaled: a learning rate in proportion to the batch, reached in five epochs; rate × 4: "
-        "times the number of devices, as users of Horovod have it, with which the paper trained; epochs × 4: as if each "
-        "device went through all images in an epoch."
+        "Three controls are ours. scaled: a learning rate in proportion to the batch, reached in five epochs; "
+        "rate × 4: times the number of devices, as users of Horovod have it, with which the paper trained; "
+        "epochs × 4: as if each device went through all images in an epoch."
     )
     about = "Large batches over four devices, batch-norm on each device's part, learning rate 0.1: ResNet20, CIFAR-10."
     return Part("fig5", "Figure 5", about, tuple(cells.values()), "batch", "test accuracy, %", "log", note)

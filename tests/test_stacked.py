@@ -1,0 +1,129 @@
+"""S-SGD's two passes as one: what it leaves, and which nets can have it."""
+
+import copy
+import pickle
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.optim import SGD
+
+from ssgd import methods, models
+from ssgd.train import classify, convolutions
+from ssgd.train.convolutions import use_fast_convolutions
+from ssgd.train.pair import PairStep
+from ssgd.train.stacked import StackedStep, use_stacked_layers
+from ssgd.train.steps import Step
+
+from .interpreter import why_not
+
+WHY_NOT = why_not("tests/test_cuda_train.py")
+interpreted = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+def trained(kind, name, size=8, model="resnet20", steps=3, head_only=False):
+    """A net after some steps of that kind, its optimizer and its sums."""
+    torch.manual_seed(0)
+    net = models.build(model, 10).to(memory_format=torch.channels_last)
+    assert kind is not StackedStep or use_stacked_layers(net)
+    method = methods.get(name)
+    options = {"perturb": list(net.head.parameters())} if head_only else {}
+    opt = method.build(SGD(net.parameters(), lr=0.05, momentum=0.9, fused=True), net, noise=0.2, seed=3, **options)
+    step = kind(method, opt, net, classify.objective, nullcontext, torch.zeros(3))
+    numbers = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        x = torch.randn(size, 3, 8, 8, generator=numbers).contiguous(memory_format=torch.channels_last)
+        step(x, torch.randint(10, (size,), generator=numbers))
+    return net, opt, step.sums
+
+
+@pytest.mark.parametrize("name", ["ssgd", "split"])
+@pytest.mark.parametrize("model", ["resnet20", "resnet20-B", "vgg6"])
+def test_it_leaves_what_the_passes_leave_one_after_the_other(name, model):
+    found = [trained(kind, name, model=model) for kind in (Step, StackedStep)]
+    (net, opt, sums), (other, other_opt, other_sums) = found
+    first, _, _ = trained(Step, name, model=model, steps=0)
+    assert any(not torch.allclose(p, q, rtol=0.1) for p, q in zip(net.parameters(), first.parameters(), strict=True))
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-4)
+        momentum, of_other = (o.state[w]["momentum_buffer"] for o, w in ((opt, p), (other_opt, q)))
+        torch.testing.assert_close(of_other, momentum, rtol=1e-2, atol=1e-3)
+        assert q.stride() == p.stride() and of_other.stride() == momentum.stride()
+    for (key, a), b in zip(net.named_buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4, msg=key)
+    torch.testing.assert_close(other_sums, sums, rtol=1e-3, atol=1e-3)
+    assert opt.param_groups[0]["noise_step"] == other_opt.param_groups[0]["noise_step"] == 3
+
+
+def test_layers_without_noise_stay_where_they_are():
+    nets = [trained(kind, "split", head_only=True)[0] for kind in (Step, StackedStep)]
+    for p, q in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-4)
+
+
+def test_halves_of_unequal_size_are_two_passes():
+    nets = [trained(kind, "split", size=7)[0] for kind in (PairStep, StackedStep)]
+    assert all(torch.equal(p, q) for p, q in zip(*(net.parameters() for net in nets), strict=True))
+
+
+def test_with_its_own_weights_a_net_is_what_it_was():
+    net = models.build("resnet20-B", 10)
+    before, x = copy.deepcopy(net), torch.randn(4, 3, 8, 8)
+    assert use_stacked_layers(net)
+    assert list(net.state_dict()) == list(before.state_dict())
+    assert torch.equal(net(x), before(x))
+    again = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+    for one in (net, before, again):
+        one.eval()
+    assert torch.equal(net(x), before(x)) and torch.equal(again(x), before(x))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [nn.GroupNorm(4, 16), nn.BatchNorm2d(16, affine=False), nn.BatchNorm2d(16, momentum=None), nn.Dropout(0.2)],
+    ids=lambda layer: str(layer).partition("(")[0],
+)
+def test_a_net_with_another_layer_stays_as_it_is(other):
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), other)
+    assert not use_stacked_layers(net)
+    assert type(net[0]) is nn.Conv2d and type(net[1]) is nn.BatchNorm2d
+    assert use_stacked_layers(net[:2])
+
+
+@interpreted
+def test_a_compiled_net_by_our_kernels(monkeypatch):
+    monkeypatch.setattr(convolutions, "served_dtype", lambda x, weight: torch.float16)
+    monkeypatch.setattr(convolutions, "find_spec", lambda name: name)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten())
+    net = nn.Sequential(*net, nn.Linear(16 * 9, 4).half())
+    assert use_fast_convolutions(net) == 1
+    net.to(memory_format=torch.channels_last)
+    x = torch.randn(4, 16, 3, 3).half()
+    one = {name: t.detach().clone() for name, t in net.state_dict().items() if t.is_floating_point()}
+    other = {name: t + 0.1 * torch.randn_like(t) for name, t in one.items() if "running" not in name} | {
+        name: t.clone() for name, t in one.items() if "running" in name
+    }
+
+    def gradients(model, state, images):
+        leaves = [t.requires_grad_() for name, t in state.items() if "running" not in name]
+        return torch.autograd.grad(model(state, images).float().square().sum(), leaves)
+
+    def model(state, images):
+        return functional_call(net, state, images)
+
+    right = [gradients(model, state, part) for state, part in zip((one, other), x.chunk(2), strict=True)]
+    assert use_stacked_layers(net)
+    stacked = {name: torch.stack([one[name].detach(), other[name].detach()]) for name in one}
+    for name in stacked:
+        if "running" in name:
+            stacked[name] = torch.stack([torch.zeros(16) if "mean" in name else torch.ones(16)] * 2)
+    found = gradients(torch.compile(model, backend="aot_eager", fullgraph=True), stacked, x)
+    for i, grads in enumerate(right):
+        for a, b in zip(found, grads, strict=True):
+            torch.testing.assert_close(a[i], b, rtol=2e-2, atol=2e-2)
+    for name in ("1.running_mean", "1.running_var"):
+        for i, state in enumerate((one, other)):
+            torch.testing.assert_close(stacked[name][i], state[name], rtol=1e-3, atol=1e-3)
