@@ -11,8 +11,10 @@ from torch.func import functional_call
 from torch.optim import SGD
 
 from ssgd import methods, models
-from ssgd.train import classify, convolutions
+from ssgd.train import Execution, Recipe, classify, convolutions, train
 from ssgd.train.convolutions import use_fast_convolutions
+from ssgd.train.distributed import Ranks
+from ssgd.train.job import Job, Sources
 from ssgd.train.pair import PairStep
 from ssgd.train.stacked import StackedStep, use_stacked_layers
 from ssgd.train.steps import Step
@@ -127,3 +129,27 @@ def test_a_compiled_net_by_our_kernels(monkeypatch):
     for name in ("1.running_mean", "1.running_var"):
         for i, state in enumerate((one, other)):
             torch.testing.assert_close(stacked[name][i], state[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["sgd", "ssgd", "split", "sam"])
+def test_a_training_comes_out_alike(tmp_path, method):
+    recipe = Recipe(name=method, model="small-cnn", data="digits", phases="2", lr=(0.05,), batch=64, method=method)
+    plain, stacked = (
+        train(recipe, Execution(out=str(tmp_path / str(stack)), progress=False, device="cpu", stack=stack))[0]
+        for stack in (False, True)
+    )
+    assert plain["test_accuracy"] > 50
+    assert stacked["test_loss"] == pytest.approx(plain["test_loss"], rel=1e-3)
+    assert stacked["curves"]["loss"] == pytest.approx(plain["curves"]["loss"], rel=1e-3)
+
+
+def test_a_net_of_ones_own_is_never_stacked(tmp_path):
+    recipe = Recipe(name="own", model="tests.test_stacked:own", data="digits", phases="1", lr=(0.05,), method="split")
+    job = Job(recipe, 0, Execution(out=str(tmp_path), device="cpu", stack=True), Ranks(), print)
+    job.begin(Sources(job.execution))
+    assert not job.run.stack and type(job.run.net[1]) is nn.BatchNorm2d
+    job.close()
+
+
+def own(classes):
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, classes))
