@@ -59,14 +59,15 @@ class StackedFastConv2d(FastConv2d, StackedConv2d):
 
 
 class StackedBatchNorm2d(nn.BatchNorm2d):
-    """Statistics of each weight's own images, in fp32 as torch's."""
+    """Statistics of each weight's own images, as torch's in fp32 or more."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.dim() == 1:
             return super().forward(x)
         images = x.view(len(self.weight), -1, *x.shape[1:])
-        var, mean = torch.var_mean(images.float(), (1, 3, 4), correction=0)
-        whitened = (images - _over_images(mean)) * _over_images(torch.rsqrt(var + self.eps))
+        exact = images.to(torch.promote_types(images.dtype, torch.float32))
+        var, mean = torch.var_mean(exact, (1, 3, 4), correction=0)
+        whitened = (exact - _over_images(mean)) * _over_images(torch.rsqrt(var + self.eps))
         self._remember(mean.detach(), var.detach(), images[0].numel() // images.shape[2])
         out: Tensor = whitened * _over_images(self.weight) + _over_images(self.bias)
         return out.to(x.dtype).flatten(0, 1)
