@@ -139,8 +139,8 @@ def test_a_training_comes_out_alike(tmp_path, method):
         for stack in (False, True)
     )
     assert plain["test_accuracy"] > 50
-    assert stacked["test_loss"] == pytest.approx(plain["test_loss"], rel=1e-3)
-    assert stacked["curves"]["loss"] == pytest.approx(plain["curves"]["loss"], rel=1e-3)
+    assert stacked["test_loss"] == pytest.approx(plain["test_loss"], rel=5e-3)
+    assert stacked["curves"]["loss"] == pytest.approx(plain["curves"]["loss"], rel=5e-3)
 
 
 def test_a_net_of_ones_own_is_never_stacked(tmp_path):
