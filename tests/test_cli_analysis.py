@@ -198,6 +198,24 @@ def test_sharpness_in_three_ways_and_a_level(runs, tmp_path, capsys):
     assert (tmp_path / "sharpness-level.png").stat().st_size
 
 
+def test_sharpness_of_several_runs_leaves_a_row_each(runs, tmp_path, capsys):
+    pytest.importorskip("scipy")
+    out, rows = tmp_path / "sharpness", tmp_path / "rows.jsonl"
+    words = ["sharpness", *runs, "--pairs", "2", "--subspace", "3", "--out", str(out), "--results", str(rows), *FEW]
+    assert main(words) == 0 and main(words) == 0
+    shown = capsys.readouterr().out
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert len(found) == 2 * len(runs) and found[: len(runs)] == found[len(runs) :]
+    for number, (folder, row) in enumerate(zip(runs, found, strict=False)):
+        assert f"{folder}:\nsymmetric excess" in shown
+        assert f"level 0.1 (sphere): {row['excess']:.5f} ± {row['excess_sd']:.5f}" in shown
+        assert f"rho 0.05: {row['sam']:.5f}" in shown and f"subspace of 3: {row['keskar']:.3f}" in shown
+        assert folder.endswith(f"{row['experiment']}/seed-{row['seed']}")
+        saved = json.loads((tmp_path / f"sharpness-{number}-sam.json").read_text())
+        assert saved["climbed"] - saved["clean"] == pytest.approx(row["sam"]) and saved["clean"] == row["loss"]
+    assert found[0]["excess"] != found[1]["excess"]
+
+
 def test_noise_has_the_law_of_the_run(tmp_path, capsys):
     pytest.importorskip("scipy")
     changes = ["phases=5", "lr=0.1", "train_limit=200", "method=ssgd:0.3", "law=uniform"]

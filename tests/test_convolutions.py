@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ssgd.models import build
 from ssgd.train import convolutions
 from ssgd.train.convolutions import FastConv2d, conv3x3, conv3x3_grad_input, conv3x3_grad_weight, use_fast_convolutions
+from ssgd.train.stacked import use_stacked_layers
 
 from .interpreter import why_not
 
@@ -207,6 +208,41 @@ def test_a_compiled_net_with_other_weights(monkeypatch):
     for one, other, old in zip(compiled, eager, own, strict=True):
         assert torch.equal(one, other) and one.stride() == other.stride()
         assert not torch.equal(one, old)
+
+
+@interpreted
+def test_a_compiled_net_with_stacked_weights(monkeypatch):
+    monkeypatch.setattr(convolutions, "served_dtype", lambda x, weight: torch.float16)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten())
+    net = nn.Sequential(*net, nn.Linear(16 * 9, 4).half())
+    assert use_fast_convolutions(net) == 1
+    net.to(memory_format=torch.channels_last)
+    x = torch.randn(4, 16, 3, 3).half()
+    one, other = ({name: t.clone() for name, t in net.state_dict().items() if t.is_floating_point()} for _ in "12")
+    for name, _ in net.named_parameters():
+        other[name] += 0.1 * torch.randn_like(other[name])
+    stacked = {name: torch.stack([one[name], other[name]]) for name in one}
+
+    def gradients(model, state, images):
+        leaves = [t.requires_grad_() for name, t in state.items() if "running" not in name]
+        return torch.autograd.grad(model(state, images).float().square().sum(), leaves)
+
+    def model(state, images):
+        return functional_call(net, state, images)
+
+    right = [gradients(model, state, part) for state, part in zip((one, other), x.chunk(2), strict=True)]
+    assert use_stacked_layers(net)
+    with Calls() as calls:
+        functional_call(net, {name: t.clone() for name, t in stacked.items()}, x)
+    assert calls.found == ["conv3x3"]
+    found = gradients(torch.compile(model, backend="aot_eager", fullgraph=True), stacked, x)
+    for i, grads in enumerate(right):
+        for a, b in zip(found, grads, strict=True):
+            torch.testing.assert_close(a[i], b, rtol=2e-2, atol=2e-2)
+    for name in ("1.running_mean", "1.running_var"):
+        for i, state in enumerate((one, other)):
+            torch.testing.assert_close(stacked[name][i], state[name], rtol=1e-3, atol=1e-3)
 
 
 # --- who gets them --------------------------------------------------------------------------------------------------

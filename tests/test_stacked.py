@@ -7,22 +7,15 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.optim import SGD
 
 from ssgd import methods, models
-from ssgd.train import Execution, Recipe, classify, convolutions, train
-from ssgd.train.convolutions import use_fast_convolutions
+from ssgd.train import Execution, Recipe, classify, train
 from ssgd.train.distributed import Ranks
 from ssgd.train.job import Job, Sources
 from ssgd.train.pair import PairStep
 from ssgd.train.stacked import StackedStep, use_stacked_layers
 from ssgd.train.steps import Step
-
-from .interpreter import why_not
-
-WHY_NOT = why_not("tests/test_cuda_train.py")
-interpreted = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
 def trained(kind, name, size=8, model="resnet20", steps=3, head_only=False):
@@ -92,43 +85,6 @@ def test_a_net_with_another_layer_stays_as_it_is(other):
     assert not use_stacked_layers(net)
     assert type(net[0]) is nn.Conv2d and type(net[1]) is nn.BatchNorm2d
     assert use_stacked_layers(net[:2])
-
-
-@interpreted
-def test_a_compiled_net_by_our_kernels(monkeypatch):
-    monkeypatch.setattr(convolutions, "served_dtype", lambda x, weight: torch.float16)
-    monkeypatch.setattr(convolutions, "find_spec", lambda name: name)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten())
-    net = nn.Sequential(*net, nn.Linear(16 * 9, 4).half())
-    assert use_fast_convolutions(net) == 1
-    net.to(memory_format=torch.channels_last)
-    x = torch.randn(4, 16, 3, 3).half()
-    one = {name: t.detach().clone() for name, t in net.state_dict().items() if t.is_floating_point()}
-    other = {name: t + 0.1 * torch.randn_like(t) for name, t in one.items() if "running" not in name} | {
-        name: t.clone() for name, t in one.items() if "running" in name
-    }
-
-    def gradients(model, state, images):
-        leaves = [t.requires_grad_() for name, t in state.items() if "running" not in name]
-        return torch.autograd.grad(model(state, images).float().square().sum(), leaves)
-
-    def model(state, images):
-        return functional_call(net, state, images)
-
-    right = [gradients(model, state, part) for state, part in zip((one, other), x.chunk(2), strict=True)]
-    assert use_stacked_layers(net)
-    stacked = {name: torch.stack([one[name].detach(), other[name].detach()]) for name in one}
-    for name in stacked:
-        if "running" in name:
-            stacked[name] = torch.stack([torch.zeros(16) if "mean" in name else torch.ones(16)] * 2)
-    found = gradients(torch.compile(model, backend="aot_eager", fullgraph=True), stacked, x)
-    for i, grads in enumerate(right):
-        for a, b in zip(found, grads, strict=True):
-            torch.testing.assert_close(a[i], b, rtol=2e-2, atol=2e-2)
-    for name in ("1.running_mean", "1.running_var"):
-        for i, state in enumerate((one, other)):
-            torch.testing.assert_close(stacked[name][i], state[name], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", ["sgd", "ssgd", "split", "sam"])

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
+from typing import Any
 
-from ..solutions import solution, tasks
+from ..files import append_line
+from ..solutions import Solution, solution, tasks
 from ..train.terminal import ended
 from .looking import add_options, execution
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("solution", metavar="RUN", help="a run's folder, a checkpoint, or weights.safetensors")
+    parser.add_argument(
+        "solutions", nargs="+", metavar="RUN", help="a run's folder, a checkpoint, or weights.safetensors"
+    )
     parser.add_argument("--level", type=float, default=0.1, help="of noise by the run's law (default: 0.1)")
     parser.add_argument("--pairs", type=int, default=10, help="of noise (default: 10)")
     parser.add_argument("--rho", type=float, default=0.05, help="SAM's (default: 0.05)")
@@ -18,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--subspace", type=int, default=100, help="dimension of Keskar's subspace; 0: the full space")
     parser.add_argument("--find-level", action="store_true", help="draw the excess against the level, and suggest one")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, metavar="FILE", help="a line of JSON for each run goes to its end")
     add_options(parser, "sharpness")
     parser.set_defaults(run=run)
 
@@ -28,28 +35,54 @@ def run(options: argparse.Namespace) -> int:
 
 def work(options: argparse.Namespace) -> int:
     from ..analysis import results
+
+    for number, path in enumerate(options.solutions):
+        found = solution(path)
+        several = len(options.solutions) > 1
+        if several:
+            print(f"{found.name}:")
+        row = look_at(found, results.beside(options.out, f"-{number}" if several else ""), options)
+        if options.results is not None:
+            append_line(options.results, json.dumps(row))
+    print(f"written: {results.beside(options.out, '')}-*.npz and .json")
+    return 0
+
+
+def look_at(found: Solution, out: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Tells and writes how sharp it is; returns it in a few figures."""
+    from ..analysis import results
     from ..analysis.level import find_level
     from ..analysis.sharpness import keskar, sam_sharpness, symmetric_excess
 
-    found = solution(options.solution)
     law, task = found.recipe.law, tasks(found, execution(options), options.limit)["train"]
     excess = symmetric_excess(task, options.level, law=law, pairs=options.pairs, seed=options.seed)
     print(
         f"symmetric excess at level {options.level:g} ({law}): {excess.mean:.5f} ± {excess.sd:.5f},"
         f" worst {excess.worst:.5f}"
     )
-    results.save(excess, results.beside(options.out, "-excess"))
+    results.save(excess, results.beside(out, "-excess"))
     sam = sam_sharpness(task, options.rho)
     print(f"SAM's at rho {options.rho:g}: {sam.value:.5f}, to first order {sam.first_order:.5f}")
-    results.save(sam, results.beside(options.out, "-sam"))
+    results.save(sam, results.beside(out, "-sam"))
     box = keskar(task, options.epsilon, subspace=options.subspace or None, seed=options.seed)
     where = f"a subspace of {options.subspace}" if options.subspace else "the full space"
     print(f"Keskar's at epsilon {options.epsilon:g} in {where}: {box.value:.3f}")
-    results.save(box, results.beside(options.out, "-keskar"))
+    results.save(box, results.beside(out, "-keskar"))
     if options.find_level:
         curve = find_level(task, law=law, seed=options.seed)
         print(curve.verdict)
-        results.save(curve, results.beside(options.out, "-level"))
-        curve.draw(results.beside(options.out, "-level.png"))
-    print(f"written: {results.beside(options.out, '')}-*.npz and .json")
-    return 0
+        results.save(curve, results.beside(out, "-level"))
+        curve.draw(results.beside(out, "-level.png"))
+    asked = {name: getattr(options, name) for name in ("limit", "level", "pairs", "rho", "epsilon", "subspace")}
+    return {
+        "experiment": found.recipe.name,
+        "seed": found.recipe.seeds[0],
+        "loss": excess.clean,
+        "excess": excess.mean,
+        "excess_sd": excess.sd,
+        "sam": sam.value,
+        "keskar": box.value,
+        **asked,
+        "law": law,
+        "noise_seed": options.seed,
+    }
