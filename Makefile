@@ -21,7 +21,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --ignore tests/browser tests  # two processes of one thread each: more would wait for each other
-	TRITON_INTERPRET=1 $(PY) -m pytest -q tests/test_kernels.py tests/test_convolutions.py tests/test_ctc_kernels.py  # before anything loads Triton
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 tests/test_kernels.py tests/test_convolutions.py tests/test_ctc_kernels.py  # before anything loads Triton
 
 test-browser: $(VENV)/.test
 	scripts/install_chromium.sh

@@ -21,7 +21,7 @@ from ssgd.train.steps import Step
 def trained(kind, name, size=8, model="resnet20", steps=3, head_only=False):
     """A net after some steps of that kind, its optimizer and its sums; in fp64, so that rounding does not grow."""
     torch.manual_seed(0)
-    net = models.build(model, 10).double().to(memory_format=torch.channels_last)
+    net = models.build(model, 10, 3).double().to(memory_format=torch.channels_last)
     assert kind is not StackedStep or use_stacked_layers(net)
     method = methods.get(name)
     options = {"perturb": list(net.head.parameters())} if head_only else {}
@@ -35,7 +35,7 @@ def trained(kind, name, size=8, model="resnet20", steps=3, head_only=False):
 
 
 @pytest.mark.parametrize("name", ["ssgd", "split"])
-@pytest.mark.parametrize("model", ["resnet20", "resnet20-B", "vgg6"])
+@pytest.mark.parametrize("model", ["resnet20-B", "small-cnn"])
 def test_it_leaves_what_the_passes_leave_one_after_the_other(name, model):
     found = [trained(kind, name, model=model) for kind in (Step, StackedStep)]
     (net, opt, sums), (other, other_opt, other_sums) = found
