@@ -510,8 +510,10 @@ def test_several_vectors_in_one_pass(kind, mode, together, product):
     assert apart(matrix.matmat(v), plain.matmat(v)) < 1e-10
 
 
-@pytest.mark.parametrize(("product", "together"), [("forward", 1), ("forward", 2), ("double", 2), ("two-point", 1)])
-@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize(
+    ("product", "mode", "together"),
+    [("forward", "eval", 1), ("forward", "train", 2), ("double", "eval", 2), ("two-point", "train", 1)],
+)
 def test_compiled(monkeypatch, capsys, product, mode, together):
     """For the batches of 5, not for the last one of 3."""
     torch._dynamo.reset()
