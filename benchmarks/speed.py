@@ -34,7 +34,7 @@ from ssgd.train.distributed import Ranks
 from ssgd.train.execution import Execution, set_up, settled
 from ssgd.train.recipe import Recipe
 from ssgd.train.run import Run
-from stacked import StackedStep
+from vmapped import VmappedStep
 
 DEVICE = torch.device("cuda", 0)
 ROUNDS = 7
@@ -48,11 +48,11 @@ class Case:
     model: str = "resnet20"
     batch: int = 128
     pair: bool = True  # S-SGD's passes at the same time
-    stacked: bool = False  # or as one vmapped pass
-    as_one: bool = False  # or as one pass whose layers know both weights
+    vmapped: bool = False  # or as one vmapped pass
+    stack: bool = False  # or as one pass whose layers know both weights
 
     def __str__(self) -> str:
-        way = "stacked" if self.stacked else "as one" if self.as_one else "" if self.pair else "one after the other"
+        way = "vmapped" if self.vmapped else "as one" if self.stack else "" if self.pair else "one after the other"
         return f"{self.model} {self.method} batch {self.batch} {way}".rstrip()
 
 
@@ -60,12 +60,12 @@ RESNET20 = {
     "sgd": Case("sgd"),
     "both": Case("ssgd:0.2"),
     "both_in_turn": Case("ssgd:0.2", pair=False),
-    "both_stacked": Case("ssgd:0.2", stacked=True),
-    "both_as_one": Case("ssgd:0.2", as_one=True),
+    "both_stacked": Case("ssgd:0.2", vmapped=True),
+    "both_as_one": Case("ssgd:0.2", stack=True),
     "split": Case("split:0.15"),
     "split_in_turn": Case("split:0.15", pair=False),
-    "split_stacked": Case("split:0.15", stacked=True),
-    "split_as_one": Case("split:0.15", as_one=True),
+    "split_stacked": Case("split:0.15", vmapped=True),
+    "split_as_one": Case("split:0.15", stack=True),
     "halves": Case("halves"),
     "sam": Case("sam:0.05"),
 }
@@ -170,13 +170,13 @@ class Bench:
             Ranks(),
             compiled=compiled,
             graph=True,
-            kernels=not self.options.cudnn and not case.stacked,  # vmap does not know them
+            kernels=not self.options.cudnn and not case.vmapped,  # vmap does not know them
             pair=case.pair,
-            stack=case.as_one,
+            stack=case.stack,
             say=print,
         )
-        if case.stacked:
-            run._eager = StackedStep(
+        if case.vmapped:
+            run._eager = VmappedStep(
                 run.method, run.opt, run.model, classify.objective, run._autocast, run.sums, compiled=compiled
             )
         began = time.perf_counter()

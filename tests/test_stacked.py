@@ -99,11 +99,13 @@ def test_a_training_comes_out_alike(tmp_path, method):
     assert stacked["curves"]["loss"] == pytest.approx(plain["curves"]["loss"], rel=5e-3)
 
 
-def test_a_net_of_ones_own_is_never_stacked(tmp_path):
+def test_a_net_of_ones_own_is_never_stacked_and_hears_so(tmp_path):
     recipe = Recipe(name="own", model="tests.test_stacked:own", data="digits", phases="1", lr=(0.05,), method="split")
-    job = Job(recipe, 0, Execution(out=str(tmp_path), device="cpu", stack=True), Ranks(), print)
+    said = []
+    job = Job(recipe, 0, Execution(out=str(tmp_path), device="cpu", stack=True), Ranks(), said.append)
     job.begin(Sources(job.execution))
     assert not job.run.stack and type(job.run.net[1]) is nn.BatchNorm2d
+    assert said == ["stack=true is not for tests.test_stacked:own: S-SGD takes its two passes"]
     job.close()
 
 

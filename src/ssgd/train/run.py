@@ -93,6 +93,8 @@ class Run:
         if kernels and (not on_gpu or has_kernels(device)):
             use_fast_convolutions(self.net)
         self.stack = stack and recipe.model in models.MODELS and use_stacked_layers(self.net)
+        if stack and not self.stack:
+            say(f"stack=true is not for {recipe.model}: S-SGD takes its two passes")
         self.sharded = ranks.several and recipe.parallel == "fsdp"
         layout = torch.contiguous_format if self.sharded else torch.channels_last  # FSDP takes no other
         self.net.to(device=device, memory_format=layout)  # type: ignore[call-overload]

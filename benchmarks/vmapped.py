@@ -13,13 +13,13 @@ from ssgd.core.halves import halves
 from ssgd.train.pair import PairStep
 
 
-class StackedStep(PairStep):
+class VmappedStep(PairStep):
     """A Step whose passes are one: every weight has a leading dimension of two."""
 
     def __init__(self, *arguments: Any, compiled: bool = False) -> None:
         super().__init__(*arguments)
         self.trained = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        self.stacked = torch.compile(self._stacked, dynamic=False) if compiled else self._stacked
+        self.vmapped = torch.compile(self._vmapped, dynamic=False) if compiled else self._vmapped
 
     def __call__(self, *batch: Tensor) -> None:
         parts: Sequence[tuple[Any, float]] = halves(batch) if self.method.halves else [(batch, 0.5)] * 2
@@ -29,7 +29,7 @@ class StackedStep(PairStep):
             statistics = {name: torch.stack([t, t]) for name, t in self.statistics.items()}
             xs, ys = (torch.stack([parts[i][0][k] for i in (0, 1)]) for k in (0, 1))
         with self.counters.held():
-            grads, sums = self.stacked(weights, statistics, xs, ys)
+            grads, sums = self.vmapped(weights, statistics, xs, ys)
         with torch.no_grad():
             pairs = [[grads[name][i] for name in self.trained] for i in (0, 1)]
             self._leave_gradients(pairs, [share for _, share in parts])
@@ -40,7 +40,7 @@ class StackedStep(PairStep):
         self.counters.add(2)
         self._update()
 
-    def _stacked(self, weights: Any, statistics: Any, xs: Tensor, ys: Tensor) -> Any:
+    def _vmapped(self, weights: Any, statistics: Any, xs: Tensor, ys: Tensor) -> Any:
         def loss(weights: Any, statistics: Any, x: Tensor, y: Tensor) -> Any:
             with self.autocast():
                 return self.objective(
