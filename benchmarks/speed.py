@@ -49,10 +49,9 @@ class Case:
     batch: int = 128
     pair: bool = True  # S-SGD's passes at the same time
     vmapped: bool = False  # or as one vmapped pass
-    stack: bool = False  # or as one pass whose layers know both weights
 
     def __str__(self) -> str:
-        way = "vmapped" if self.vmapped else "as one" if self.stack else "" if self.pair else "one after the other"
+        way = "vmapped" if self.vmapped else "" if self.pair else "one after the other"
         return f"{self.model} {self.method} batch {self.batch} {way}".rstrip()
 
 
@@ -61,11 +60,9 @@ RESNET20 = {
     "both": Case("ssgd:0.2"),
     "both_in_turn": Case("ssgd:0.2", pair=False),
     "both_stacked": Case("ssgd:0.2", vmapped=True),
-    "both_as_one": Case("ssgd:0.2", stack=True),
     "split": Case("split:0.15"),
     "split_in_turn": Case("split:0.15", pair=False),
     "split_stacked": Case("split:0.15", vmapped=True),
-    "split_as_one": Case("split:0.15", stack=True),
     "halves": Case("halves"),
     "sam": Case("sam:0.05"),
 }
@@ -74,7 +71,7 @@ WRN = {
     for name in ("sgd", "both", "both_in_turn", "both_stacked", "split", "split_in_turn")
 }
 LARGE = {name: replace(WRN[name], batch=512) for name in ("sgd", "both", "split")}
-SIX = ("sgd", "both", "both_as_one", "split", "split_as_one")
+SIX = ("sgd", "both", "split", "halves")
 PARTS = ["resnet20", "packed", "six", "sam", "wrn28_4", "first_step"]
 
 
@@ -172,7 +169,6 @@ class Bench:
             graph=True,
             kernels=not self.options.cudnn and not case.vmapped,  # vmap does not know them
             pair=case.pair,
-            stack=case.stack,
             say=print,
         )
         if case.vmapped:

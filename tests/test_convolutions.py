@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ssgd.models import build
 from ssgd.train import convolutions
 from ssgd.train.convolutions import FastConv2d, conv3x3, conv3x3_grad_input, conv3x3_grad_weight, use_fast_convolutions
-from ssgd.train.stacked import use_stacked_layers
 
 from .interpreter import why_not
 
@@ -85,28 +84,6 @@ def test_whole_numbers_come_out_exactly(name, layout):
 
 
 @interpreted
-@pytest.mark.parametrize(("name", "layout"), [*((name, "nhwc") for name in SHAPES), ("16", "nchw"), ("wider", "nchw")])
-def test_stacked_weights_are_each_for_their_own_images(name, layout):
-    x, weight, _, _, stride = problem(name, layout)
-    weights = [weight.detach(), whole(*weight.shape, layout=layout)]
-    images = [x.detach().half(), whole(*x.shape).half()]
-    stacked, both = torch.stack(weights).requires_grad_(), torch.cat(images).requires_grad_()
-    if layout == "nhwc":
-        stacked = stacked.detach().permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3).requires_grad_()
-    out = conv3x3(both, stacked, stride)
-    gradient = whole(*out.shape).half()
-    found = [out, *torch.autograd.grad(out, (both, stacked), gradient)]
-    assert found[2].stride() == stacked.stride() and out.is_contiguous(memory_format=torch.channels_last)
-    for i, (own, mine) in enumerate(zip(weights, images, strict=True)):
-        own.requires_grad_(), mine.requires_grad_()
-        right = conv3x3(mine, own, stride)
-        of_x, of_weight = torch.autograd.grad(right, (mine, own), gradient.chunk(2)[i])
-        assert torch.equal(out.chunk(2)[i], right)
-        assert torch.equal(found[1].chunk(2)[i], of_x) and torch.equal(found[2][i], of_weight)
-    assert not torch.equal(found[2][0], found[2][1])
-
-
-@interpreted
 @pytest.mark.parametrize("name", ["16", "wider"])
 def test_every_plan_gives_the_same(name):
     from ssgd.train import convolution_kernels as kernels
@@ -167,10 +144,6 @@ def test_the_operators_keep_torchs_rules():
     torch.library.opcheck(conv3x3, (x, weight, stride))
     torch.library.opcheck(conv3x3_grad_input, (gradient, weight.detach(), *x.shape[2:], stride))
     torch.library.opcheck(conv3x3_grad_weight, (gradient, x.detach(), weight.detach(), stride))
-    stacked = torch.stack([weight.detach()] * 2).requires_grad_()
-    torch.library.opcheck(conv3x3, (x, stacked, stride))
-    torch.library.opcheck(conv3x3_grad_input, (gradient, stacked.detach(), *x.shape[2:], stride))
-    torch.library.opcheck(conv3x3_grad_weight, (gradient, x.detach(), stacked.detach(), stride))
 
 
 @interpreted
@@ -187,7 +160,7 @@ def test_only_what_is_asked_for_is_computed(wanted):
 
 @interpreted
 def test_a_compiled_net_with_other_weights(monkeypatch):
-    monkeypatch.setattr(convolutions, "served_dtype", lambda x, weight: torch.float16)
+    monkeypatch.setattr(convolutions, "_dtype", lambda x, weight: torch.float16)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1, bias=False))
     assert use_fast_convolutions(net) == 2
@@ -208,41 +181,6 @@ def test_a_compiled_net_with_other_weights(monkeypatch):
     for one, other, old in zip(compiled, eager, own, strict=True):
         assert torch.equal(one, other) and one.stride() == other.stride()
         assert not torch.equal(one, old)
-
-
-@interpreted
-def test_a_compiled_net_with_stacked_weights(monkeypatch):
-    monkeypatch.setattr(convolutions, "served_dtype", lambda x, weight: torch.float16)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten())
-    net = nn.Sequential(*net, nn.Linear(16 * 9, 4).half())
-    assert use_fast_convolutions(net) == 1
-    net.to(memory_format=torch.channels_last)
-    x = torch.randn(4, 16, 3, 3).half()
-    one, other = ({name: t.clone() for name, t in net.state_dict().items() if t.is_floating_point()} for _ in "12")
-    for name, _ in net.named_parameters():
-        other[name] += 0.1 * torch.randn_like(other[name])
-    stacked = {name: torch.stack([one[name], other[name]]) for name in one}
-
-    def gradients(model, state, images):
-        leaves = [t.requires_grad_() for name, t in state.items() if "running" not in name]
-        return torch.autograd.grad(model(state, images).float().square().sum(), leaves)
-
-    def model(state, images):
-        return functional_call(net, state, images)
-
-    right = [gradients(model, state, part) for state, part in zip((one, other), x.chunk(2), strict=True)]
-    assert use_stacked_layers(net)
-    with Calls() as calls:
-        functional_call(net, {name: t.clone() for name, t in stacked.items()}, x)
-    assert calls.found == ["conv3x3"]
-    found = gradients(torch.compile(model, backend="aot_eager", fullgraph=True), stacked, x)
-    for i, grads in enumerate(right):
-        for a, b in zip(found, grads, strict=True):
-            torch.testing.assert_close(a[i], b, rtol=2e-2, atol=2e-2)
-    for name in ("1.running_mean", "1.running_var"):
-        for i, state in enumerate((one, other)):
-            torch.testing.assert_close(stacked[name][i], state[name], rtol=1e-3, atol=1e-3)
 
 
 # --- who gets them --------------------------------------------------------------------------------------------------
@@ -334,7 +272,7 @@ def test_on_cuda_the_dtype_decides(monkeypatch, x, weight, autocast, result):
     with FakeTensorMode():
         images = torch.empty(4, 16, 8, 8, dtype=x, device="cuda")
         filters = torch.empty(32, 16, 3, 3, dtype=weight, device="cuda")
-        assert convolutions.served_dtype(images, filters) == result
+        assert convolutions._dtype(images, filters) == result
         if result:
             out = conv3x3(images.to(result), filters, 2)
             assert (out.shape, out.dtype, out.device.type) == ((4, 32, 4, 4), result, "cuda")
@@ -345,7 +283,7 @@ def test_on_cuda_the_dtype_decides(monkeypatch, x, weight, autocast, result):
 def test_on_cuda_the_size_decides(shape):
     with FakeTensorMode():
         x = torch.empty(shape, dtype=BF16, device="cuda")
-        assert convolutions.served_dtype(x, torch.empty(16, 16, 3, 3, dtype=BF16, device="cuda")) is None
+        assert convolutions._dtype(x, torch.empty(16, 16, 3, 3, dtype=BF16, device="cuda")) is None
 
 
 def test_large_images_of_64_channels_are_cudnns():
@@ -353,4 +291,4 @@ def test_large_images_of_64_channels_are_cudnns():
         weight = torch.empty(64, 64, 3, 3, dtype=BF16, device="cuda")
         for size, dtype in ((8, BF16), (32, None)):
             x = torch.empty(128, 64, size, size, dtype=BF16, device="cuda")
-            assert convolutions.served_dtype(x, weight) == dtype
+            assert convolutions._dtype(x, weight) == dtype

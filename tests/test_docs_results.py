@@ -10,8 +10,9 @@ import pytest
 from ssgd.recipes import get
 from ssgd.recipes.beyond import LABELS, labels
 from ssgd.recipes.price import CONTENDERS
-from ssgd.report.cells import ANEW
-from ssgd.report.paper import targets
+from ssgd.report.cells import ANEW, REPRODUCED, outcome
+from ssgd.report.paper import parts, targets
+from ssgd.report.runs import read_runs
 from ssgd.report.statistics import paired
 
 ROOT = Path(__file__).parent.parent
@@ -133,8 +134,9 @@ def rows_of(name):
 
 def contender(label, data="cifar100"):
     """Of price, ResNet20 at the paper's decay; seeds that no tuning has seen."""
-    names = (f"price/{data}/resnet20/{label}", *([f"{data}/5e-4"] if label == "sgd" else []))
-    rows = [row for row in rows_of("price") + rows_of("baseline") if row["experiment"] in names and row["seed"] > 0]
+    elsewhere = {"sgd": f"{data}/5e-4", LAST: f"table1/{data}/75-50-25S"}.get(label)
+    rows = [row for name in ("price", "baseline", "table1") for row in rows_of(name) if row["seed"] > 0]
+    rows = [row for row in rows if row["experiment"] in (f"price/{data}/resnet20/{label}", elsewhere)]
     seeds = [1, 2, 3] if data == "cifar10" or label in ("sam-0.05", "sgd-2x") else [1, 2, 3, 4, 5]
     assert sorted(row["seed"] for row in rows) == seeds
     return sorted(rows, key=lambda row: row["seed"])
@@ -146,10 +148,12 @@ def at_little_decay(method):
 
 HALVES, LATE, MIX = "SGD on the batch in halves, no noise", "75-50S-50S-split-0.26", "75-25S-25S-0.5"
 BOTH_LATE = "both signs in the last 50 of 125 epochs"
+LAST, BOTH_LAST = "75-50-25S-0.5", "both signs in the last 25 of 150 epochs"
 AT_THE_PAPERS = {
     "SGD": "sgd",
     "both signs, level 0.5": "ssgd-0.5",
     BOTH_LATE: MIX,
+    BOTH_LAST: LAST,
     HALVES: "halves",
     "split, level 0.26": "split-0.26",
     "split in the last 100 epochs": LATE,
@@ -275,13 +279,30 @@ def test_the_table_of_large_batches_is_that_of_its_rows():
 def test_table_1_is_told_beside_the_papers():
     text = (ROOT / "docs" / "results.md").read_text()
     paper = targets()["table1_equal_compute"]["rows"]
-    rows = {row["phases"]: row[ACCURACY] for row in rows_of("table1")}
+    rows = {row["phases"]: row[ACCURACY] for row in rows_of("table1") if row["seed"] == 1}
     late, *others = ("75-50-25S", "75-25S-50", "37S-25S-25S")
-    sgd = contender("sgd")[0][ACCURACY]
-    told = f"has {rows[late]:.2f}, the paper {paper[late]['CIFAR-100']:.2f} (seed 1, where SGD has {sgd:.2f})"
-    assert told in text
+    mine, both, sgd = (contender(label) for label in (LAST, "ssgd-0.5", "sgd"))
+    assert f"has {spoken(mine, ACCURACY)} over five seeds, twice the gain" in text
+    assert difference(mine, sgd, ACCURACY).gained == 5
+    assert round(difference(mine, sgd, ACCURACY).mean / difference(both, sgd, ACCURACY).mean) == 2
+    again = f"{spoken(mine, ANEW)} with batch-norm's statistics gathered again"
+    assert f"{again}; the paper {paper[late]['CIFAR-100']:.2f}" in text
     told = " and ".join(f"`{phases}` {rows[phases]:.2f}" for phases in others)
     assert f"{told} (seed 1), the paper {' and '.join(str(paper[phases]['CIFAR-100']) for phases in others)}" in text
+    readme = (ROOT / "README.md").read_text()
+    assert f"it gains {gain(mine[1:], sgd, ACCURACY)} ({interval(mine[1:], sgd, ACCURACY)})" in readme
+    assert compared(mine, contender("split-0.26")) in readme
+    assert max(rows, key=lambda phases: rows[phases]) == late and rows[late] > contender(MIX)[0][ACCURACY]
+
+
+def test_the_verdicts_on_table_1_are_the_pages():
+    runs, *_ = read_runs(ROOT / "results")
+    (table1,) = (part for part in parts() if part.name == "table1")
+    found = [outcome(cell, "table1", runs) for cell in table1.cells if cell.column == "CIFAR-100" and "S" in cell.row]
+    good = {one.cell.row: len(one.ours) for one in found if one.verdict == REPRODUCED}
+    assert len(found) == 4 and good == {"75-50-25S": 5, "75-25S-50": 1}
+    told = "of table 1's four two are (`75-50-25S`, five seeds, and `75-25S-50`, one)"
+    assert told in (ROOT / "README.md").read_text()
 
 
 def test_split_is_compared_with_both_signs_and_with_its_control():
@@ -337,6 +358,9 @@ def test_the_table_of_the_level_is_that_of_its_rows():
     told = f"lie {sgd - ratio[0.5]:.1f} points below SGD at 0.5, where the paper's is at its peak, and"
     assert f"{told} {sgd - ratio[1.0]:.1f} below it at 1.0" in text
     theirs = {point["level"]: point["mean"] for point in targets()["fig3_noise_level"]["curves"]["S-SGD"]}
+    (second,) = (row for row in rows_of("level") if row["seed"] == 2)
+    told = f"seed 2 has {second[ACCURACY]:.2f}, and {second[ANEW]:.2f} with batch-norm's statistics gathered again"
+    assert f"At {second['level']} of `{second['law']}` {told}, the paper {theirs[second['level']]:.2f}" in text
     assert "| the paper, five seeds | " + " | ".join(f"{theirs[a]:.2f}" for a in (0.1, 0.3, 0.5, 0.7, 1.0)) in text
 
 
@@ -355,7 +379,12 @@ def test_what_statistics_gathered_again_bring_is_told():
         assert line.endswith(f" | {spoken(own, 'of')} | {spoken(again, 'of')} | {gain(again, own, 'of')} |")
         told = {"ssgd": ("README.md", "docs/results.md", "docs/noise-level.md"), "split": ("README.md",)}
         assert all(spoken(again, "of") in (ROOT / page).read_text() for page in told.get(method, ()))
-    for label, name in (("halves", HALVES), (LATE, "`split` in the last 100 epochs"), (MIX, BOTH_LATE)):
+    for label, name in (
+        ("halves", HALVES),
+        (LATE, "`split` in the last 100 epochs"),
+        (MIX, BOTH_LATE),
+        (LAST, BOTH_LAST),
+    ):
         mine = contender(label)
         (line,) = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
         own, again = ([{"seed": row["seed"], "of": row[key]} for row in mine] for key in ("test_accuracy", ANEW))

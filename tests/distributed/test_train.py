@@ -280,7 +280,7 @@ def trained_by_name(rank: int, recipe: Recipe, out: Path) -> None:
         (2, {"method": "ema", "parallel": "fsdp"}, "method=ema does not go with sharded weights"),
         (2, {"per_rank": True, "parallel": "fsdp"}, "per_rank=true does not go with sharded weights"),
         (2, {"devices": 4}, "devices=4 takes one process or 4, not 2: use torchrun --nproc-per-node 4, or none"),
-        (2, {"pair": True}, "graph=true, pair=true and stack=true are for one process"),
+        (2, {"pair": True}, "graph=true and pair=true are for one process"),
     ],
     ids=["batch", "sync", "mirror", "average", "noise by rank", "devices", "pair"],
 )

@@ -2,8 +2,6 @@
 
 Pixels lie one after the other with their channels together (channels_last). A tile of pixels with its nine shifted
 copies is the left side of a matrix product; the copies come from the L1 cache, so memory is read about once.
-
-Weights may be stacked: the images are then as many groups, one after the other, and each group has its own.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 
@@ -82,13 +80,11 @@ def grad_input(gradient: Tensor, weight: Tensor, out: Tensor, stride: int, plan:
 def grad_weight(gradient: Tensor, x: Tensor, out: Tensor, stride: int, plan: Split | None = None) -> None:
     """``out`` ← the gradient of the weight, which has the weight's layout."""
     plan = plan or GRAD_WEIGHT.get(_kind(out, stride), ANY_SPLIT)
-    stack = _stack(out)
-    size = out.numel() // stack
-    pixels = x.shape[0] // stack * gradient.shape[2] * x.shape[3]
+    pixels = x.shape[0] * gradient.shape[2] * x.shape[3]
     steps = triton.cdiv(pixels, plan.parts * plan.pixels)
     parts = triton.cdiv(pixels, steps * plan.pixels)
-    sums = torch.empty(stack, parts, size, device=out.device)
-    grid = (parts, 1 if plan.rows > 1 else 3, stack * (1 if plan.columns > 1 else 3))
+    sums = torch.empty(parts, out.numel(), device=out.device)
+    grid = (parts, 1 if plan.rows > 1 else 3, 1 if plan.columns > 1 else 3)
     with torch.cuda.device_of(x):
         _weight_sums[grid](
             x,
@@ -97,21 +93,20 @@ def grad_weight(gradient: Tensor, x: Tensor, out: Tensor, stride: int, plan: Spl
             pixels,
             *_weight_strides(out),
             *(*x.shape[2:], *gradient.shape[2:], x.shape[1], gradient.shape[1], stride),
-            *(steps, plan.pixels, plan.rows, plan.columns, triton.next_power_of_2(plan.rows * x.shape[1]), stack > 1),
+            *(steps, plan.pixels, plan.rows, plan.columns, triton.next_power_of_2(plan.rows * x.shape[1])),
             num_warps=plan.warps,
             num_stages=plan.stages,
             **_early(x),
         )
         rows = triton.next_power_of_2(parts)
-        columns = min(max(4096 // rows, 16), 256, size & -size)  # which divides the size
-        _add_up[(size // columns, stack)](sums, out, parts, size, rows, columns, stack > 1, **_early(x))
+        columns = min(max(4096 // rows, 16), 256, out.numel() & -out.numel())  # which divides the size
+        _add_up[(out.numel() // columns,)](sums, out, parts, out.numel(), rows, columns, **_early(x))
 
 
 def _launch_correlate(source: Tensor, weight: Tensor, out: Tensor, stride: int, plan: Tile, backward: bool) -> None:
-    stack = _stack(weight)
-    pixels = out.numel() // out.shape[1] // stack
+    pixels = out.numel() // out.shape[1]
     outputs, inputs, taps = _weight_strides(weight)
-    grid = (triton.cdiv(pixels, plan.pixels), out.shape[1] // plan.channels, stack)
+    grid = (triton.cdiv(pixels, plan.pixels), out.shape[1] // plan.channels)
     with torch.cuda.device_of(out):  # Triton launches on the current device
         _correlate[grid](
             source,
@@ -120,24 +115,19 @@ def _launch_correlate(source: Tensor, weight: Tensor, out: Tensor, stride: int, 
             pixels,
             *((outputs, inputs, taps) if backward else (inputs, outputs, taps)),
             *(*source.shape[2:], *out.shape[2:], source.shape[1], out.shape[1], stride, backward),
-            *(plan.pixels, plan.channels, plan.taps, triton.next_power_of_2(plan.taps * source.shape[1]), stack > 1),
+            *(plan.pixels, plan.channels, plan.taps, triton.next_power_of_2(plan.taps * source.shape[1])),
             num_warps=plan.warps,
             **_early(out),
         )
 
 
 def _kind(weight: Tensor, stride: int) -> tuple[int, int, int]:
-    return weight.shape[-3], weight.shape[-4], stride
-
-
-def _stack(weight: Tensor) -> int:
-    """How many weights lie one after the other, each dense."""
-    return weight.shape[0] if weight.dim() == 5 else 1
+    return weight.shape[1], weight.shape[0], stride
 
 
 def _weight_strides(weight: Tensor) -> tuple[int, int, int]:
     """Of the outputs, the inputs and the taps."""
-    return weight.stride(-4), weight.stride(-3), weight.stride(-1)
+    return weight.stride(0), weight.stride(1), weight.stride(3)
 
 
 def _early(tensor: Tensor) -> dict[str, bool]:
@@ -170,17 +160,11 @@ def _correlate(
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
     WIDTH: tl.constexpr,
-    STACKED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """PIXELS × CHANNELS of the output: for each tap, the source at the shifted pixels times the tap's weights."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
-    if STACKED:
-        group = tl.program_id(2)
-        source += group * (pixels // (OUT_H * OUT_W) * (H * W * FROM))
-        weight += group * (9 * FROM * TO)
-        out += group * (pixels * TO)
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     pixel = tl.minimum(pixel, pixels - 1).to(tl.uint32)  # rather than masks: the last pixel is made several times
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -288,7 +272,6 @@ def _weight_sums(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     LEFT: tl.constexpr,
-    STACKED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """The weight's gradient from STEPS × PIXELS pixels, for ROWS × COLUMNS taps.
@@ -301,15 +284,7 @@ def _weight_sums(
     input = tl.arange(0, LEFT)
     output = tl.arange(0, COLUMNS * OUTPUTS)
     row = tl.program_id(1) + input // INPUTS
-    first_column = tl.program_id(2)
-    if STACKED:
-        group = first_column if COLUMNS > 1 else first_column // 3
-        first_column = 0 if COLUMNS > 1 else first_column % 3
-        images = pixels // (OUT_H * W)
-        x += group * (images * (H * W * INPUTS))
-        gradient += group * (images * (OUT_H * OUT_W * OUTPUTS))
-        sums += group * (tl.num_programs(0) * (9 * INPUTS * OUTPUTS))
-    column = first_column + output // OUTPUTS
+    column = tl.program_id(2) + output // OUTPUTS
     input = input % INPUTS
     output = output % OUTPUTS
     down = tl.where(row < 3, row - 1, H)  # there is no fourth row or column: outside
@@ -344,15 +319,10 @@ def _weight_sums(
 
 
 @triton.jit
-def _add_up(
-    sums, out, parts, numel, PARTS: tl.constexpr, COLUMNS: tl.constexpr, STACKED: tl.constexpr, EARLY: tl.constexpr
-):
+def _add_up(sums, out, parts, numel, PARTS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    if STACKED:
-        sums += tl.program_id(1) * (parts * numel)
-        out += tl.program_id(1) * numel
     part = tl.arange(0, PARTS)
     place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     found = tl.load(sums + part[:, None] * numel + place[None, :], (part < parts)[:, None], 0.0)

@@ -34,7 +34,7 @@ class FastConv2d(nn.Conv2d):
     """A Conv2d that goes to the kernels where it can."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        dtype = served_dtype(input, weight)
+        dtype = _dtype(input, weight)
         out: Tensor
         if dtype is None:
             out = super()._conv_forward(input, weight, bias)
@@ -56,9 +56,9 @@ def _serves(conv: nn.Conv2d) -> bool:
     )
 
 
-def served_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
+def _dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
     """The one torch would compute in, where the kernels do too."""
-    largest = LARGEST if weight.shape[-3] < 64 else LARGEST_OF_64
+    largest = LARGEST if weight.shape[1] < 64 else LARGEST_OF_64
     if not x.is_cuda or x.dim() != 4 or not 0 < x.numel() < largest or torch.float64 in (x.dtype, weight.dtype):
         return None
     if torch.is_autocast_enabled("cuda"):
@@ -70,10 +70,7 @@ def served_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
 
 @torch.library.custom_op("ssgd::conv3x3", mutates_args=())
 def conv3x3(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """The convolution of ``x``, of 16 bits, with padding 1; the weight may have 32 and is rounded.
-
-    Of weights that are stacked along a first dimension of their own, each is for as many of the images, in turn.
-    """
+    """The convolution of ``x``, of 16 bits, with padding 1; the weight may have 32 and is rounded."""
     from . import convolution_kernels as kernels
 
     out = _out(x, weight, stride)
@@ -86,12 +83,10 @@ def conv3x3_grad_input(gradient: Tensor, weight: Tensor, height: int, width: int
     """The gradient of an input of that height and width."""
     from . import convolution_kernels as kernels
 
-    out = _images(gradient, weight.shape[-3], height, width)
-    if weight.shape[-3] < 16:  # too few for a matrix product, and training asks for no gradient of the images
-        each = weight.to(gradient.dtype).reshape(-1, *weight.shape[-4:])
-        for own, part, came in zip(each, out.chunk(len(each)), gradient.chunk(len(each)), strict=True):
-            part.copy_(conv2d_input(part.shape, own, came, stride, padding=1))  # type: ignore[no-untyped-call]
-        return out
+    out = _images(gradient, weight.shape[1], height, width)
+    if weight.shape[1] < 16:  # too few for a matrix product, and training asks for no gradient of the images
+        whole = conv2d_input(out.shape, weight.to(gradient.dtype), gradient, stride, padding=1)  # type: ignore[no-untyped-call]
+        return out.copy_(whole)
     kernels.grad_input(_pixels(gradient), _dense(weight), out, stride)
     return out
 
@@ -113,7 +108,7 @@ def _(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 @conv3x3_grad_input.register_fake
 def _(gradient: Tensor, weight: Tensor, height: int, width: int, stride: int) -> Tensor:
-    return _images(gradient, weight.shape[-3], height, width)
+    return _images(gradient, weight.shape[1], height, width)
 
 
 @conv3x3_grad_weight.register_fake
@@ -141,7 +136,7 @@ conv3x3.register_autograd(_gradients, setup_context=_keep)
 
 def _out(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     height, width = ((size - 1) // stride + 1 for size in x.shape[2:])
-    return _images(x, weight.shape[-4], height, width)
+    return _images(x, weight.shape[0], height, width)
 
 
 def _images(like: Tensor, channels: int, height: int, width: int) -> Tensor:
@@ -155,6 +150,4 @@ def _pixels(x: Tensor) -> Tensor:
 
 def _dense(weight: Tensor) -> Tensor:
     """In one of the two orders that the kernels read."""
-    if weight.dim() == 5:
-        return _dense(weight.flatten(0, 1)).view(weight.shape)
     return weight if weight.is_contiguous(memory_format=torch.channels_last) else weight.contiguous()

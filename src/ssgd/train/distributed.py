@@ -89,8 +89,8 @@ def check(recipe: Recipe, execution: Execution, ranks: Ranks) -> None:
         )
     if recipe.sync_batchnorm and execution.kind == "cpu":
         raise ValueError("sync_batchnorm=true needs GPUs: torch has no SyncBatchNorm on the CPU")
-    if execution.graph or execution.pair or execution.stack:
-        raise ValueError("graph=true, pair=true and stack=true are for one process: leave them out under torchrun")
+    if execution.graph or execution.pair:
+        raise ValueError("graph=true and pair=true are for one process: leave them out under torchrun")
 
 
 def wrap(net: nn.Module, parallel: str, sync_batchnorm: bool, device: torch.device) -> nn.Module:

@@ -33,8 +33,6 @@ class Execution:
     """The step as a CUDA graph; None: on one GPU."""
     pair: bool | None = None
     """S-SGD's two passes at the same time; None: on one GPU."""
-    stack: bool = False
-    """Instead, S-SGD's two passes as one over the weights of both, of nets whose layers all can."""
     kernels: bool | None = None
     """Our own kernels for small convolutions in bf16; None: on GPUs."""
     deterministic: bool = False

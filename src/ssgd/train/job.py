@@ -91,7 +91,6 @@ class Job:
             compiled=one_gpu if execution.compile is None else execution.compile,
             graph=one_gpu if execution.graph is None else execution.graph,
             pair=one_gpu if execution.pair is None else execution.pair,
-            stack=execution.stack,
             kernels=on_gpu if execution.kernels is None else execution.kernels,
             say=self.say,
         )

@@ -39,7 +39,6 @@ from .kinds import kind_of
 from .pair import PairStep, can_pair
 from .phases import Phase
 from .recipe import Recipe
-from .stacked import StackedStep, use_stacked_layers
 from .steps import Step
 
 FORMAT = 1  # of the state that goes into checkpoints
@@ -64,7 +63,6 @@ class Run:
         compiled: bool = False,
         graph: bool = False,
         pair: bool = False,
-        stack: bool = False,
         kernels: bool = False,
         say: Any = print,
     ) -> None:
@@ -92,9 +90,6 @@ class Run:
         self._transform()
         if kernels and (not on_gpu or has_kernels(device)):
             use_fast_convolutions(self.net)
-        self.stack = stack and recipe.model in models.MODELS and use_stacked_layers(self.net)
-        if stack and not self.stack:
-            say(f"stack=true is not for {recipe.model}: S-SGD takes its two passes")
         self.sharded = ranks.several and recipe.parallel == "fsdp"
         layout = torch.contiguous_format if self.sharded else torch.channels_last  # FSDP takes no other
         self.net.to(device=device, memory_format=layout)  # type: ignore[call-overload]
@@ -341,10 +336,8 @@ class Run:
     def _make_step(self) -> Step:
         assert self.opt is not None
         rest = self._autocast, self.sums, self.recipe.clip
-        if (self.pair or self.stack) and self.devices_here == 1 and can_pair(self.opt, self.model):
+        if self.pair and self.devices_here == 1 and can_pair(self.opt, self.model):
             what = self.method, self.opt, self.model, self.kind.objective
-            if self.stack:
-                return StackedStep(*what, *rest, compiled=self.compiled)
             return PairStep(*what, *rest, side=self._side, compiled=self.compiled)
         return Step(self.method, self.opt, self.model, self.objective, *rest, self.devices_here)
 
