@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from ssgd.reproduce.planning import expected_seconds
 from ssgd.reproduce.scales import smoke
 from ssgd.safetensors import read_safetensors
 from ssgd.train import Execution, Recipe, train
+from ssgd.train.engine import Stopped
 from ssgd.train.execution import settled
 from ssgd.train.rundir import RunDir
 
@@ -234,6 +237,8 @@ def test_a_plan_says_all_before_anything_is_done(here, capsys):
     shown = capsys.readouterr().out
     assert "2 seeds (the paper's: 5 seeds)" in shown and "6 runs, 0 done" in shown
     assert re.search(r"^table2/cifar100/vgg6/ssgd-0.7 +1 +350$", shown, re.MULTILINE)
+    both = plan(EXPERIMENTS["table2"], "small", Results("results"), only=("vgg6/*/seed-1", "wrn28-2/sgd/seed-0"))
+    assert len(both.runs) == 6 + 2
     words = ["reproduce", "price", "--plan", "--device", "cpu", "--only", "price/cifar100/resnet20/*"]
     words += ["--limit", str(len(price.CONTENDERS) + 1)]
     assert main(words) == 0
@@ -254,7 +259,7 @@ def test_a_plan_counts_the_rows_there_are(here, capsys):
 def test_an_unknown_name_gets_a_sentence(here, capsys):
     assert main(["reproduce", "tabel2"]) == 2
     assert "no experiment called 'tabel2': did you mean table2" in capsys.readouterr().err
-    assert main(["reproduce", "fig4", "--only", "typo", "--device", "cpu"]) == 2
+    assert main(["reproduce", "fig4", "--only", "sgd", "typo", "--device", "cpu"]) == 2
     shown = capsys.readouterr()
     assert "no run of fig4 has 'typo' in its name, such as table2/cifar10/resnet20/" in shown.err and not shown.out
     assert main(["reproduce", "fig4", "--scale", "smoke", "--device", "cpu", "--limit", "0"]) == 2
@@ -351,6 +356,32 @@ def test_runs_of_two_precisions_take_turns(here):
     experiment = made_of(tiny("a", precision="bf16"), tiny("b", precision="fp32"))
     assert carry_out(plan(experiment, "paper", results), here, results) == {}
     assert [row["recipe"]["precision"] for row in results.rows] == ["bf16", "fp32"]
+
+
+def test_minutes_are_those_of_all_runs_and_the_same_command_goes_on(here, monkeypatch):
+    experiment = made_of(tiny("a", precision="bf16"), tiny("b", precision="fp32"))
+    plain = time.monotonic
+    monkeypatch.setattr("ssgd.reproduce.running.time.monotonic", lambda: plain() + 200 * len(written_so_far()))
+    for count in (1, 2):  # a clock that jumps when a run has ended
+        results = Results("results")
+        todo = plan(experiment, "paper", results)
+        with pytest.raises(Stopped, match="the time is up") if count == 1 else nullcontext():
+            assert carry_out(todo, replace(here, minutes=3), results) == {}
+        assert len(written("test")) == count
+    with pytest.raises(ValueError, match="minutes are for runs of one process"):
+        carry_out(todo, replace(here, minutes=3), results, on="ray")
+
+
+def written_so_far():
+    return written("test") if Path("results/test.jsonl").exists() else []
+
+
+def test_a_command_whose_time_is_up_says_so(here, capsys):
+    words = ["reproduce", "fig4", "--scale", "smoke", "--device", "cpu"]
+    assert main([*words, "--minutes", "1e-9"]) == 124
+    assert "the time is up; all is saved. The same command goes on: " in capsys.readouterr().err
+    assert not Path("results/fig4.jsonl").exists()
+    assert main(words) == 0 and len(written("fig4")) == len(plan(EXPERIMENTS["fig4"], "smoke", Results("x")).runs)
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

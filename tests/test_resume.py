@@ -23,7 +23,7 @@ from ssgd.data import cifar
 from ssgd.methods import METHODS
 from ssgd.train import Execution, RunDir, train
 from ssgd.train.__main__ import main
-from ssgd.train.engine import Stopped
+from ssgd.train.engine import TIME_IS_UP, Stopped
 from ssgd.train.run import Run
 
 from .test_files import make_read_only, small_disk
@@ -328,9 +328,40 @@ def test_what_waits_is_not_begun_after_a_signal(often, tmp_path, monkeypatch):
     assert len(train(recipe, often)) == 2
 
 
+def test_a_run_stops_when_its_time_is_up_and_goes_on(tmp_path, monkeypatch, noisy, capsys):
+    words = [*NOISY, *QUIET, f"out={tmp_path}"]
+    with monkeypatch.context() as patched:
+        stopped_at(37, patched)
+        assert main([*words, "minutes=3"]) == 124
+    assert "the time is up; all is saved. The same command goes on: " in capsys.readouterr().err
+    assert newest(tmp_path) == 39  # seen before the next step, which still is made
+    assert main([*words, "minutes=3"]) == 0 and outcome(tmp_path) == noisy
+
+
+def stopped_at(position, monkeypatch):
+    """The engine's clock jumps before that step."""
+    whole, plain, ahead = Run.step, time.monotonic, 0.0
+
+    def step(run):
+        nonlocal ahead
+        if run.position == position:
+            ahead = 181.0
+        whole(run)
+
+    monkeypatch.setattr(Run, "step", step)
+    monkeypatch.setattr("ssgd.train.engine.time.monotonic", lambda: plain() + ahead)
+
+
+def test_no_time_at_all_is_refused(capsys):
+    for text in ("0", "-1", "nan"):
+        assert main(["digits", *QUIET, f"minutes={text}"]) == 2
+        assert "minutes must be more than 0, not " in capsys.readouterr().err
+
+
 def test_who_was_stopped_elsewhere_says_by_what():
     found = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM)))  # as Ray brings it from a worker
     assert str(found) == "stopped by SIGTERM" and found.number == signal.SIGTERM
+    assert str(Stopped(TIME_IS_UP)) == "the time is up"
 
 
 @unix

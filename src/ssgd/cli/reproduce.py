@@ -20,8 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="smoke: embedded data, seconds; small: fewer seeds; paper: all of it (default)",
     )
     parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="instead of the experiment's own")
-    parser.add_argument("--only", metavar="PATTERN", help="runs whose name holds it, such as 'resnet20/*/seed-0'")
+    parser.add_argument(
+        "--only", nargs="+", metavar="PATTERN", help="runs whose name holds it, such as 'resnet20/*/seed-0'"
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N missing runs, seed by seed")
+    parser.add_argument(
+        "--minutes", type=float, metavar="N", help="stop after so many, with all saved: the same command goes on"
+    )
     parser.add_argument("--plan", action="store_true", help="list what is missing and what it costs, and stop")
     parser.add_argument("--out", default="runs", help="the folder that gets a folder for each run (default: runs)")
     parser.add_argument("--results", default="results", metavar="DIR", help="where rows are kept (default: results)")
@@ -53,7 +58,7 @@ def work(options: argparse.Namespace) -> int:
         print(wording.listing(options.scale, results, options.out))
         return 0
     experiment = reproduce.get(options.name)
-    same = ("out", "folder", "device", "at_once", "deterministic")
+    same = ("out", "folder", "device", "at_once", "deterministic", "minutes")
     execution = Execution(**{name: getattr(options, name) for name in same}, progress=True)
     chosen = {"seeds": options.seeds, "only": options.only}
     plan = reproduce.plan(experiment, options.scale, results, options.out, **chosen)

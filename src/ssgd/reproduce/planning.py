@@ -88,25 +88,30 @@ def plan(
     out: str | Path = Execution.out,
     *,
     seeds: Sequence[int] | None = None,
-    only: str | None = None,
+    only: str | Sequence[str] | None = None,
 ) -> Plan:
     """What there is and what is missing.
 
     A run is done when any row of the results is of the same training and seed. Where a picture is still to be made
-    from its weights, they must lie below ``out`` too.
+    from its weights, they must lie below ``out`` too. ``only``: a pattern, or several, for names of runs.
     """
     check_choice("scale", scale, SCALES)
+    patterns = [f"*{pattern}*" for pattern in ([only] if isinstance(only, str) else only or [""])]
     pictures = _pictures(experiment, scale, results.folder)
     found: dict[tuple[str, str, int], Planned] = {}
+    used: set[str] = set()
     for recipe in _one_seed_each(experiment.recipes(scale), seeds):
         seed = recipe.seeds[0]
         row = results.find(recipe, seed, experiment.curves)
         folder = _folder(recipe, None if experiment.stem else row, out)
         run = Planned(recipe, row, folder, row is None or (bool(pictures) and not _weights(folder)))
-        if only is None or fnmatchcase(run.name, f"*{only}*"):
+        if any(fits := [fnmatchcase(run.name, pattern) for pattern in patterns]):
             found.setdefault((identity(recipe), recipe.precision, seed), run)
-    if only is not None and not found:
-        raise ValueError(f"no run of {experiment.name} has {only!r} in its name, such as {run.name}: see --plan")
+            used |= {pattern for pattern, fit in zip(patterns, fits, strict=True) if fit}
+    for pattern in patterns:
+        if pattern not in used:
+            told = f"no run of {experiment.name} has {pattern[1:-1]!r} in its name"
+            raise ValueError(f"{told}, such as {run.name}: see --plan")
     return Plan(experiment, scale, tuple(found.values()), pictures)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..core.checks import check_count
-from ..train.engine import compare
+from ..train.engine import TIME_IS_UP, Stopped, compare
 from ..train.execution import Execution, settled
 from ..train.job import Job
 from ..train.recipe import Recipe
@@ -29,9 +30,13 @@ def carry_out(
     """Runs what is missing, at most ``limit`` runs. Returns what went wrong, by the name of the run.
 
     A run that fails does so alone. Called again, it goes on where it was cut. Side by side the longest begin first.
+    ``execution.minutes`` are those of all of it.
     """
     if limit is not None:
         check_count("limit", limit)
+    if execution.minutes is not None and on == "ray":
+        raise ValueError("minutes are for runs of one process, not of a Ray cluster")
+    began = time.monotonic()
     failures: dict[str, str] = {}
     runs: Sequence[Planned] = plan.to_do[:limit]
     if on == "ray" or (execution.kind == "cuda" and "RANK" not in os.environ):
@@ -53,13 +58,15 @@ def carry_out(
 
             train_on_ray(recipes, stem, execution, over)
         else:
-            train_here(recipes, stem, execution, over)
+            train_here(recipes, stem, execution, over, began)
     if "RANK" not in os.environ:  # one process makes a picture: the same command without torchrun
         draw(plan, execution)
     return failures
 
 
-def train_here(recipes: Sequence[Recipe], stem: Recipe | None, execution: Execution, over: Over) -> None:
+def train_here(
+    recipes: Sequence[Recipe], stem: Recipe | None, execution: Execution, over: Over, began: float | None = None
+) -> None:
     """Side by side on a GPU; a process trains in one precision at a time."""
     alike: dict[str, list[Recipe]] = {}
     for recipe in recipes:
@@ -77,7 +84,17 @@ def train_here(recipes: Sequence[Recipe], stem: Recipe | None, execution: Execut
                 over({"name": job.label, "result": job.result, "at_once": at_once})
 
         if ready:
-            compare(ready, execution, told)
+            compare(ready, _what_is_left(execution, began), told)
+
+
+def _what_is_left(execution: Execution, began: float | None) -> Execution:
+    """Of its minutes, if it has any, for what began then."""
+    if execution.minutes is None or began is None:
+        return execution
+    left = execution.minutes - (time.monotonic() - began) / 60
+    if left <= 0:
+        raise Stopped(TIME_IS_UP)
+    return replace(execution, minutes=left)
 
 
 def _stages(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +24,14 @@ from .progress import Progress
 from .recipe import Recipe
 from .run import Diverged
 
+TIME_IS_UP = -1  # where a signal's number would stand
+
 
 class Stopped(Exception):
-    """Asked to stop by a signal; everything is saved."""
+    """Asked to stop, by a signal or because the time is up; everything is saved."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
+        super().__init__("the time is up" if number == TIME_IS_UP else f"stopped by {signal.Signals(number).name}")
         self.number = number
 
     def __reduce__(self) -> tuple[type[Stopped], tuple[int]]:
@@ -78,7 +81,7 @@ def _all_jobs(
             raise ValueError("two recipes have the same name and would share a folder: give each a name of its own")
         at_once = execution.at_once if execution.kind == "cuda" and not ranks.several else 1
         with stop_on_signal() as stop:
-            drive(jobs, at_once, Sources(execution), progress, stop, when_over)
+            drive(jobs, at_once, Sources(execution), progress, within(execution.minutes, stop), when_over)
     return jobs
 
 
@@ -159,6 +162,14 @@ def let_go(problem: BaseException | None) -> None:
     while problem is not None:
         traceback.clear_frames(problem.__traceback__)
         problem = problem.__context__
+
+
+def within(minutes: float | None, stop: Callable[[], int | None]) -> Callable[[], int | None]:
+    """As ``stop``, and from the end of these minutes on too."""
+    if minutes is None:
+        return stop
+    end = time.monotonic() + 60 * minutes
+    return lambda: stop() or (TIME_IS_UP if time.monotonic() >= end else None)
 
 
 @contextmanager

@@ -45,6 +45,8 @@ class Execution:
     """Checkpoints kept."""
     checkpoint_seconds: float = 60.0
     """Time between checkpoints; there is always one at the end."""
+    minutes: float | None = None
+    """Stop after so many, with all saved: the same command goes on."""
     results: str | None = None
     """A file that gets a line for each run finished."""
     tensorboard: bool = False
@@ -58,6 +60,8 @@ class Execution:
         check_count("keep", self.keep)
         if self.checkpoint_seconds < 0:
             raise ValueError(f"checkpoint_seconds must not be negative, not {self.checkpoint_seconds}")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes must be more than 0, not {self.minutes}")
         if self.results is not None and Path(self.results).is_dir():
             raise ValueError(f"results={self.results} is a folder: name a file in it, such as results.jsonl")
         if self.device == "cuda" and not torch.cuda.is_available():

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 
 from ..files import DiskProblem
-from .engine import Stopped, compare
+from .engine import TIME_IS_UP, Stopped, compare
 from .execution import Execution
 from .job import Job
 from .kinds import figure
 from .recipe import Recipe
 from .run import Diverged
+
+TIMED_OUT = 124  # as the command timeout has it
 
 
 def show(recipes: Recipe | Sequence[Recipe], execution: Execution) -> int:
@@ -72,7 +74,7 @@ def ended(work: Callable[[], int]) -> int:
     except Stopped as stopped:
         if speaks():
             print(f"{stopped}; all is saved. {how_to_go_on()}", file=sys.stderr)
-        return 128 + stopped.number
+        return TIMED_OUT if stopped.number == TIME_IS_UP else 128 + stopped.number
     except KeyboardInterrupt:
         print(f"interrupted, going back to the last checkpoint. {how_to_go_on()}", file=sys.stderr)
         return 130
