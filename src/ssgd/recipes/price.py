@@ -8,7 +8,7 @@ from ..train.recipe import Recipe
 from .cifar import cifar
 
 MODELS = ("resnet20", "resnet56", "wrn28-2", "vgg16")
-MIX, LAST = "75-25S-25S", "75-50-25S"  # both signs at SGD's cost, as in table 1
+MIX, LAST = "75-25S-25S", "75-50-25S"  # two passes at SGD's cost, as in table 1
 LATE = "75-50S-50S"  # noise once the rate has fallen
 CONTENDERS: dict[str, tuple[str, float | None]] = {  # method and level
     "sgd": ("sgd", None),
@@ -19,6 +19,7 @@ CONTENDERS: dict[str, tuple[str, float | None]] = {  # method and level
     f"{LAST}-0.5": ("ssgd", 0.5),
     f"{LATE}-split-0.26": ("split", 0.26),
     "sam-0.05": ("sam", 0.05),
+    f"{LAST}-sam-0.05": ("sam", 0.05),
     "asam-1": ("asam", 1.0),
     "sgd-2x": ("sgd-2x", None),
 }
