@@ -1,5 +1,6 @@
 """Runs over a Ray cluster: one on this machine, of two cores."""
 
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -11,7 +12,7 @@ import torch
 from ssgd.recipes.digits import digits
 from ssgd.recipes.words import words
 from ssgd.reproduce import Experiment, Results, carry_out, plan
-from ssgd.reproduce.on_ray import train_on_ray
+from ssgd.reproduce.on_ray import check_address, train_on_ray
 from ssgd.train import Execution
 
 ray = pytest.importorskip("ray", reason="needs ray")
@@ -116,3 +117,16 @@ def test_ray_that_is_missing_is_named(tmp_path, monkeypatch):
     found = plan(Experiment("test", "a test", "tiny", lambda scale: [tiny("one")]), "paper", results, tmp_path)
     with pytest.raises(ImportError, match=r"--on ray needs Ray: pip install 'ssgd\[ray\]'"):
         carry_out(found, Execution(out=str(tmp_path), device="cpu"), results, on="ray")
+
+
+def test_an_address_where_nothing_answers_is_told_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        for prefix in ("", "ray://"):
+            with pytest.raises(ConnectionError, match=f"RAY_ADDRESS={prefix}{address}, where nothing answers"):
+                check_address(prefix + address)
+        free.listen()
+        check_address(address)
+    for word in ("", "auto", "local"):  # Ray's own
+        check_address(word)

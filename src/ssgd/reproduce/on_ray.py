@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -15,6 +17,7 @@ from ..train.terminal import explained
 from .running import Ended, train_here
 
 TRIES = 4  # after the first
+PATIENCE = 10.0  # seconds
 
 
 def train_on_ray(
@@ -30,6 +33,7 @@ def train_on_ray(
         raise ImportError("--on ray needs Ray: pip install 'ssgd[ray]'") from None
     started = not ray.is_initialized()
     if started:
+        check_address(os.environ.get("RAY_ADDRESS", ""))
         ray.init(log_to_driver=False)
     waiting: list[Any] = []
     try:
@@ -55,6 +59,19 @@ def train_on_ray(
             ray.cancel(unfinished, force=True)
         if started:
             ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Ray itself tries for minutes to reach a cluster that is not there."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():  # none, or a word that Ray knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except OSError as problem:
+        raise ConnectionError(
+            f"RAY_ADDRESS={address}, where nothing answers ({problem}): start Ray there, or unset the variable"
+        ) from None
 
 
 def _places(execution: Execution) -> dict[str, str]:
