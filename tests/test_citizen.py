@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -150,6 +151,65 @@ def test_loading_reaches_the_base():
     twin.load_state_dict(opt.state_dict())
     assert twin.base.param_groups is twin.param_groups
     assert torch.equal(twin.base.state[twin_model[0].weight]["exp_avg"], opt.state[model[0].weight]["exp_avg"])
+
+
+class Counting(SGD):
+    """A base that keeps more than groups and state, and says how its state is loaded."""
+
+    calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / self.calls
+        return super().step(closure)
+
+    def state_dict(self):
+        return {**super().state_dict(), "calls": self.calls}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.calls = state_dict["calls"]
+
+
+def test_what_the_base_keeps_of_its_own_is_saved_and_loaded():
+    x, y = vectors(dtype=torch.float32)
+    model, opt = start(Counting)
+    for _ in range(3):
+        take_step(opt, "points", model, x, y)
+    twin_model, twin = start(Counting)
+    twin_model.load_state_dict(model.state_dict())
+    twin.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for one, its_opt in ((model, opt), (twin_model, twin)):
+        take_step(its_opt, "points", one, x, y)
+    assert twin.base.calls == 4 and same(twin_model, weights(model))
+
+
+def test_hooks_on_checkpoints_run_on_both():
+    _, opt = start()
+    told = []
+    for which, name in ((opt, "outside"), (opt.base, "inside")):
+        which.register_state_dict_pre_hook(lambda o, name=name: told.append(("save", name, o)))
+        which.register_state_dict_post_hook(lambda o, d, name=name: {**d, name: 1})
+        which.register_load_state_dict_pre_hook(lambda o, d, name=name: told.append(("load", name, o)))
+        which.register_load_state_dict_post_hook(lambda o, name=name: told.append(("loaded", name, o)))
+    saved = opt.state_dict()
+    assert saved["outside"] == saved["inside"] == 1
+    opt.load_state_dict(saved)
+    order = [("save", "outside"), ("save", "inside"), ("load", "outside"), ("load", "inside")]
+    assert [one[:2] for one in told] == [*order, ("loaded", "inside"), ("loaded", "outside")]
+    assert all(o is (opt if name == "outside" else opt.base) for _, name, o in told)
+
+
+def test_numbers_of_numpy_are_saved_as_pythons_own(tmp_path):
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), np.float64(0.2), seed=np.int64(3), pairs=np.int64(2))
+    torch.save(opt.state_dict(), tmp_path / "opt.pt")
+    group = torch.load(tmp_path / "opt.pt", weights_only=True)["param_groups"][0]
+    assert (group["noise"], group["noise_seed"]) == (0.2, 3)
+    opt.param_groups[0]["noise"] = np.float32(0.5)
+    torch.save(opt.state_dict(), tmp_path / "opt.pt")
+    assert torch.load(tmp_path / "opt.pt", weights_only=True)["param_groups"][0]["noise"] == 0.5
 
 
 def test_pickle_and_deepcopy_keep_options():
@@ -341,3 +401,17 @@ def test_several_optimizers_at_once():
     a.step()
     b.step()
     assert not same(model, before)
+
+
+def test_what_another_optimizer_trains_gets_the_sum_over_the_points():
+    """So docs/howto.md has it."""
+    x, y = vectors(dtype=torch.float32)
+    model = mlp(torch.float32)
+    F.cross_entropy(model(x), y).backward()
+    clean = model[0].weight.grad.clone()
+    model.zero_grad()
+    opt = SSGD(SGD(model[2].parameters(), lr=0.1), 1e-9)
+    for point in opt.points():
+        with point:
+            F.cross_entropy(model(x), y).backward()
+    torch.testing.assert_close(model[0].weight.grad, 2 * clean)

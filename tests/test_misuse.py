@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import LBFGS, SGD
+from torch.optim import LBFGS, SGD, Optimizer
 
 from ssgd import SSGD, NoiseSchedule
 from ssgd.methods.sam import SAM
@@ -68,12 +68,32 @@ def test_bad_options(options, sentence):
         start(**options)
 
 
+class Around(Optimizer):
+    """As Lookahead and others have it."""
+
+    def __init__(self, inside):
+        self.inside = inside
+
+    @property
+    def param_groups(self):
+        return self.inside.param_groups
+
+
+def test_a_group_added_to_the_optimizer_inside_is_named():
+    _, opt = start()
+    opt.base.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 2))]})
+    with pytest.raises(RuntimeError, match="a parameter group has no 'noise': add groups to SSGD, not to the opt"):
+        next(iter(opt.points()))
+
+
 def test_bad_bases():
     model = mlp()
     with pytest.raises(TypeError, match=r"pass an optimizer instance, such as SGD\(model.parameters\(\)"):
         SSGD(SGD, 0.3)
     with pytest.raises(TypeError, match=r"must be a torch.optim.Optimizer, not Sequential"):
         SSGD(model, 0.3)
+    with pytest.raises(TypeError, match="Around is an optimizer around another: wrap the one inside it"):
+        SSGD(Around(SGD(model.parameters(), lr=0.1)), 0.3)
     with pytest.raises(TypeError, match="LBFGS is not served"):
         SSGD(LBFGS(model.parameters()), 0.3)
     for name in ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"):

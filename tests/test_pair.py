@@ -91,6 +91,40 @@ def test_a_cumulative_average_is_not_paired():
     assert can_pair(methods.get("ssgd").build(SGD(net[:1].parameters(), lr=0.1), net[:1]), net[:1])
 
 
+def test_of_two_parameters_in_one_place_only_one_would_be_moved():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = nn.Parameter(net[0].weight.data)
+    assert not can_pair(methods.get("ssgd").build(SGD(net.parameters(), lr=0.1), net), net)
+
+
+class Partly(nn.Module):
+    """A layer that no pass uses, and one that every other pass does."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.never, self.sometimes = nn.Linear(64, 10), nn.Linear(64, 2), nn.Linear(64, 10)
+        self.passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        x = x.flatten(1)
+        return self.body(x) + (self.sometimes(x) if self.passes % 2 else 0)
+
+
+@pytest.mark.parametrize("name", ["ssgd", "split"])
+def test_layers_that_a_pass_does_not_use(name):
+    found = []
+    for kind in (Step, PairStep):
+        torch.manual_seed(0)
+        net, method = Partly(), methods.get(name)
+        opt = method.build(SGD(net.parameters(), lr=0.1, weight_decay=0.1), net, noise=0.2, seed=3)
+        step = kind(method, opt, net, classify.objective, nullcontext, torch.zeros(3))
+        for _ in range(3):
+            step(torch.randn(8, 1, 8, 8), torch.randint(10, (8,)))
+        found.append([p.detach().clone() for p in net.parameters()])
+    assert all(map(torch.equal, *found))
+
+
 def test_steps_inside_unchanged_leave_no_trace():
     net, opt, sums = trained(Step, "ssgd", 8)
     method = methods.get("ssgd")

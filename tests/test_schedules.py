@@ -62,6 +62,15 @@ def test_a_tensor_level_is_changed_in_place():
     assert level.item() == pytest.approx(0.1)
 
 
+def test_a_group_that_the_schedule_does_not_know_is_named():
+    opt, schedule = make(linear(0.0, 1.0, 4))
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 2))]})
+    before = [group["noise"] for group in opt.param_groups]
+    with pytest.raises(RuntimeError, match=r"has 2 parameter groups, the schedule began with 1: make a new"):
+        schedule.step()
+    assert [group["noise"] for group in opt.param_groups] == before
+
+
 @pytest.mark.parametrize("course", [linear, cosine])
 def test_a_course_of_no_steps_is_refused(course):
     with pytest.raises(ValueError, match="steps must be a whole number of at least 1, not 0"):

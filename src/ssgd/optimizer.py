@@ -52,7 +52,7 @@ class SSGD(Noisy):
         per_rank: whether each data parallel rank draws noise of its own. None: under DDP, in mode ``"both"``.
         seed: of the noise. None: that of torch's global generator, which is read, not drawn from.
         nonfinite: what to do with a gradient that is not finite: ``"step"`` all the same, ``"skip"`` or ``"raise"``.
-        foreach: False to use loops instead of torch's foreach operations.
+        foreach: False to move the weights in loops instead of by torch's foreach operations.
     """
 
     def __init__(

@@ -52,6 +52,11 @@ class NoiseSchedule:
         self._set()
 
     def _set(self) -> None:
+        if len(self.optimizer.param_groups) != len(self.full):
+            raise RuntimeError(
+                f"the optimizer has {len(self.optimizer.param_groups)} parameter groups, the schedule began with "
+                f"{len(self.full)}: make a new NoiseSchedule after add_param_group()"
+            )
         for group, level in zip(self.optimizer.param_groups, self.levels, strict=True):
             if isinstance(group["noise"], Tensor):
                 group["noise"].fill_(level)  # in place: a CUDA graph may be reading it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -28,6 +28,10 @@ def check_base(base: object) -> None:
             f"this {type(base).__name__} is wrapped by {other} already and carries its levels: make a new one, or call "
             "release() on what wraps it"
         )
+    if isinstance(getattr(type(base), "param_groups", None), property):
+        raise TypeError(
+            f"{type(base).__name__} is an optimizer around another: wrap the one inside it, and give it the result"
+        )
     if isinstance(base, torch.optim.LBFGS):
         raise TypeError("LBFGS is not served: it evaluates its closure at points of its own; use a first-order method")
     if reason := ELSEWHERE.get(type(base).__name__):
@@ -42,7 +46,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
@@ -68,6 +72,6 @@ def check_seed(seed: int | None) -> int:
     """The seed; that of torch's global generator, read and not drawn from, where none was given."""
     if seed is None:
         return torch.initial_seed() % 2**63
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise ValueError(f"seed must be a whole number from 0 to 2**63 - 1, not {seed!r}")
-    return seed
+    return int(seed)

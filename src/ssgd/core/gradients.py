@@ -80,7 +80,7 @@ def present(parameters: Iterable[Tensor]) -> list[Tensor]:
     if any(g.layout is not torch.strided for g in gradients):
         raise RuntimeError(
             "sparse gradients are not served: build the embedding with sparse=False, "
-            "or give its parameters an optimizer of their own"
+            "or give its parameters an optimizer of their own, which then gets the sum over the points"
         )
     return [local(g) for g in gradients]
 

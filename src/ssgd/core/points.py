@@ -30,11 +30,6 @@ class KeptWeights:
         self.foreach = foreach
         self.kept: list[list[Tensor]] = []  # w, for each bucket
 
-    @property
-    def away(self) -> bool:
-        """Whether the weights may be elsewhere than at w."""
-        return bool(self.kept)
-
     @torch.no_grad()
     def keep(self) -> None:
         self.kept = [bucket.copy() for bucket in self.buckets]
@@ -80,6 +75,7 @@ class TwoPoints(KeptWeights):
 
     @property
     def away(self) -> bool:
+        """Whether the weights may be elsewhere than at w."""
         return bool(self.kept) and not self._mirror
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from numbers import Real
 from typing import Any
 
 import torch
@@ -152,28 +153,36 @@ class Wrapper(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         self._refuse_inside("state_dict()")
-        return super().state_dict()
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        found = self.base.state_dict()  # its own, which may hold more than groups and state
+        for group in found["param_groups"]:
+            group.update({key: plain(group[key]) for key in self.own_keys if key in group})
+        for after in self._optimizer_state_dict_post_hooks.values():
+            found = after(self, found) or found
+        return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Also takes a checkpoint of the base alone: what is the method's own then stays as it is."""
         self._refuse_inside("load_state_dict()")
         own = [{key: group[key] for key in self.own_keys} for group in self.param_groups]
-        super().load_state_dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        self.base.load_state_dict(state_dict)
         for group, mine in zip(self.param_groups, own, strict=True):
             for key, value in mine.items():
                 group.setdefault(key, value)
         self._forget_walk()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("a copy")
         return {key: value for key, value in self.__dict__.items() if key not in self.not_copied}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "base" in state:
-            self._reset()
-            super().__setstate__(state)
-        else:  # from load_state_dict()
-            self.base.__setstate__(state)
+        self._reset()
+        super().__setstate__(state)
 
     # --- below here: how --------------------------------------------------------------------------------------------
 
@@ -281,7 +290,12 @@ class Wrapper(Optimizer):
 
     def _levels(self) -> list[Level]:
         """The level of each parameter group, the first of the method's own keys, checked."""
-        levels = [group[self.own_keys[0]] for group in self.param_groups]
+        key = self.own_keys[0]
+        if any(key not in group for group in self.param_groups):
+            raise RuntimeError(
+                f"a parameter group has no {key!r}: add groups to {type(self).__name__}, not to the optimizer inside"
+            )
+        levels = [group[key] for group in self.param_groups]
         for level in levels:
             check_level(level, self.level_is)
             if isinstance(level, Tensor) and level.device.type == "cpu" and capturing():
@@ -309,6 +323,11 @@ class Wrapper(Optimizer):
             raise RuntimeError(f"{what}: {instead}")
         self._warned = True
         warnings.warn(what, stacklevel=4)
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers as Python's own: torch.load takes no others."""
+    return value.item() if isinstance(value, Real) and hasattr(value, "item") else value
 
 
 def capturing() -> bool:

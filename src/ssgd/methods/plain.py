@@ -52,8 +52,6 @@ class Plain(Wrapper):
 class Stay:
     """Moves that go nowhere."""
 
-    away = False
-
     def __init__(self, passes: int) -> None:
         self.signs = [0] * passes
 

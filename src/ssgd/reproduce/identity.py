@@ -7,19 +7,25 @@ from dataclasses import asdict, replace
 
 from ..core.noisy import Noisy
 from ..methods import registry
+from ..methods.sam import SAM
 from ..train.phases import Phase
 from ..train.recipe import Recipe
 
 ASIDE = ("name", "seeds", "precision", "evaluate_every")  # looking more often changes nothing
 IN_THE_SCHEDULE = ("method", "level", "phases", "lr", "epochs", "anneal", "warm_up", "lr_for_batch")
-OF_NOISE = ("law", "perturb", "bn_stats", "per_rank")
+OF_POINTS = ("perturb", "bn_stats")
+OF_NOISE = ("law", "per_rank")
 
 
 def identity(recipe: Recipe) -> str:
     """What decides the result but for seed and precision, which a recipe may leave to the machine."""
     schedule = recipe.schedule
     phases = [asdict(phase) for phase in _joined([_settled(phase) for phase in schedule.phases])]
-    aside = {*ASIDE, *IN_THE_SCHEDULE, *(() if any(map(_noisy, schedule.phases)) else OF_NOISE)}
+    aside = {*ASIDE, *IN_THE_SCHEDULE, *OF_POINTS, *OF_NOISE}
+    if any(map(_noisy, schedule.phases)):
+        aside -= {*OF_POINTS, *OF_NOISE}
+    if any(registry.get(phase.method).make is SAM for phase in schedule.phases):
+        aside -= {*OF_POINTS}
     if any(phase.method == "dropconnect" for phase in schedule.phases):
         aside.discard("perturb")  # it says which layers
     rest = {key: value for key, value in recipe.to_json().items() if key not in aside}

@@ -39,8 +39,9 @@ def of_plan(plan: Plan, results: Results, execution: Execution, limit: int | Non
     if todo:
         lines += [f"cost: {_cost(todo)}", f"expected time: {_time(todo, results, execution)}"]
     if plan.pictures:
-        what = experiment.picture.kind if experiment.picture else ""
-        lines.append(f"then the {what} from the solutions: {', '.join(f'{p}.npz' for p in plan.pictures.values())}")
+        assert experiment.picture is not None
+        files = ", ".join(f"{path}.npz" for path in plan.pictures.values())
+        lines.append(f"then the {experiment.picture.kind} from the solutions: {files}")
     return "\n".join(lines)
 
 

@@ -38,7 +38,14 @@ def can_pair(opt: Wrapper, model: nn.Module) -> bool:
         and all(norm.momentum is not None for norm in norms)
         and all(id(b) in known for b in model.buffers())
         and all(group["noise"] > 0 for group in opt.param_groups)
+        and not _share_memory(list(model.parameters()))
     )
+
+
+def _share_memory(parameters: Sequence[Tensor]) -> bool:
+    """Whether two of them lie in the same place: only one of the two would be moved."""
+    places = [p.data_ptr() for p in parameters if p.numel()]
+    return len({*places}) < len(places)
 
 
 class PairStep(Step):
@@ -82,18 +89,22 @@ class PairStep(Step):
             name: moved.get(p, p).detach().requires_grad_(p.requires_grad) for name, p in self.model.named_parameters()
         }
 
-    def _pass(self, weights: Weights, statistics: Weights, part: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
+    def _pass(
+        self, weights: Weights, statistics: Weights, part: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor | None], Tensor]:
         if statistics:
             torch._foreach_copy_(list(statistics.values()), list(self.statistics.values()))
         with self.autocast():
             loss, counted = self.objective_at(self.objective, self.model, {**weights, **statistics}, *part)
         leaves = [w for w in weights.values() if w.requires_grad]
-        return list(torch.autograd.grad(loss, leaves)), counted
+        return list(torch.autograd.grad(loss, leaves, allow_unused=True)), counted
 
-    def _leave_gradients(self, grads: list[list[Tensor]], shares: list[float]) -> None:
+    def _leave_gradients(self, grads: Sequence[Sequence[Tensor | None]], shares: list[float]) -> None:
         """p.grad as two backward passes leave it: rescaled so that each pass enters with factor one."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        total, second = ([laid_out_as(p, g) for p, g in zip(trained, found, strict=True)] for found in grads)
+        found = zip((p for p in self.model.parameters() if p.requires_grad), *grads, strict=True)
+        used = [(p, pair) for p, *pair in found if any(g is not None for g in pair)]
+        trained = [p for p, _ in used]
+        total, second = ([laid_out_as(p, pair[i]) for p, pair in used] for i in (0, 1))
         if shares[0] != shares[1]:
             torch._foreach_mul_(total, shares[0] / shares[1])
         torch._foreach_add_(total, second)
@@ -123,8 +134,10 @@ class PairStep(Step):
             torch.cuda.current_stream().wait_stream(self.side)
 
 
-def laid_out_as(p: Tensor, gradient: Tensor) -> Tensor:
+def laid_out_as(p: Tensor, gradient: Tensor | None) -> Tensor:
     """backward() sees to it that gradients lie in memory as their weights do, which fused optimizers rely on."""
+    if gradient is None:  # of a pass that did not use it
+        return torch.zeros_like(p)
     return gradient if gradient.stride() == p.stride() else torch.empty_like(p).copy_(gradient)
 
 

@@ -10,7 +10,7 @@ from ..methods import registry
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 STEP = re.compile(rf"(\d+)(?:(S)|\(([a-z0-9-]+)(?::({NUMBER}))?\))?")
-RESTARTS = re.compile(r"(\d+)\*(\d+)(S?)")
+RESTARTS = re.compile(r"(\d+)\*(\d+)S?")
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def parse(
             " phases, decay and decay_after for a longer training"
         )
     if restarts := RESTARTS.fullmatch(text):
-        first, factor, _ = restarts.groups()
+        first, factor = restarts.groups()
         if epochs is None:
             raise ValueError(f"phases={text} has no end of its own: give epochs=300, say")
         if anneal != "steps":
@@ -146,6 +146,8 @@ def parse(
     for (count, mark, name, own), rate in zip(read, rates, strict=True):
         if name:
             named = registry.get(name)
+            if named.warm_restarts:
+                raise ValueError(f"{name} trains under warm restarts: give method={name} and phases=10*2, not {text}")
             phases.append(Phase(round(int(count) * named.epochs), rate, name, None if own is None else float(own)))
         elif mark or not marked:
             phases.append(Phase(round(int(count) * times), rate, method, level))
