@@ -3,7 +3,6 @@
 import linecache
 import math
 import sys
-import warnings
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -277,35 +276,6 @@ def test_losses_run_backward_together_after_the_loop_are_refused(way, then):
             F.cross_entropy(model(x), y).backward()
     opt.step()
     assert not same(model, before)
-
-
-@pytest.mark.parametrize("way", ["points", "split"])
-def test_gradients_cleared_inside_a_point_are_missed(way):
-    """As a loop that was written for plain SGD does it; half of the mean would be lost."""
-    model = mlp()
-    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
-    before = weights(model)
-    with pytest.raises(RuntimeError, match=r"gradients were cleared inside a point, .* clear them before points\(\)"):
-        for point, (xb, yb) in passes(opt, way, *vectors()):
-            with point:
-                model.zero_grad()
-                F.cross_entropy(model(xb), yb).backward()
-    assert same(model, before)
-    opt.zero_grad()
-    take_step(opt, way, model, *vectors())
-
-
-def test_gradients_that_have_a_gradient_are_not_taken_for_cleared():
-    model = mlp()
-    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
-    x, y = vectors()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, of the cycle that this makes
-        for point in opt.points():
-            with point:
-                F.cross_entropy(model(x), y).backward(create_graph=True)  # adds out of place
-    opt.step()
-    opt.zero_grad()
 
 
 @pytest.mark.parametrize("level", [0.0, 0.5])

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from . import random_state
 from .batchnorm import RunningStatistics
 from .gradients import MeanGradient, clear, fingerprint
-from .parallel import is_sharded, no_sync, reduce_gradients, reshard, unwrap_ddp
+from .parallel import no_sync, reduce_gradients, reshard, unwrap_ddp
 
 LATE = (
     "a backward() ran after its point was left, or gradients were changed there: call backward() inside `with point:`"
 )
-CLEARED = "gradients were cleared inside a point, and those of the points before with them: clear them before points()"
 
 
 class Point:
@@ -183,21 +182,10 @@ class Walk:
 
     def _check_arrival(self, point: Point) -> None:
         """A last pass without a backward() after passes with one: it is still to come, and would come too late."""
-        if self.done and not self.by_closure and self.shares[point.index] and self._were_cleared():
-            raise RuntimeError(CLEARED)
         self._arrivals.append(fingerprint(self.parameters) != self._seen)
         last = point is self.points[-1] and not self.by_closure
         if last and any(self._arrivals) and not self._arrivals[-1]:
             raise RuntimeError("no gradient came inside the last point: call backward() inside `with point:`")
-
-    def _were_cleared(self) -> bool:
-        """Whether a gradient that was there is another tensor now. backward() adds to it in place, but for DDP's and
-        FSDP's own, and for gradients that have a gradient.
-        """
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if unwrap_ddp(self.model) is not None or any(g.requires_grad or is_sharded(g) for g in gradients):
-            return False
-        return not {number for number, version in self._seen if number} <= {id(g) for g in gradients}
 
     def _share_random_state(self, index: int) -> None:
         if index == 0:
