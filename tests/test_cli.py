@@ -86,6 +86,15 @@ def test_a_method_is_the_same_as_an_option_and_as_a_word(words, found):
     assert (recipe.method, recipe.level, recipe.settings) == found
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["phases=1-2", "--lr", "0.3", "0.2"], ["--phases", "1-2", "lr=0.3,0.2"], ["--lr=0.3,0.2", "--phases=1-2"]],
+)
+def test_rates_and_phases_are_read_together_however_they_are_said(words):
+    recipe, execution = from_command_line("cifar100", [*words, "--out", "x"], "ssgd train")
+    assert (recipe.phases, recipe.lr, execution.out) == ("1-2", (0.3, 0.2), "x")
+
+
 @pytest.mark.parametrize("words", [["--method"], ["--method", "--lr", "0.1"]])
 def test_a_method_that_is_not_said_is_asked_for(words):
     with pytest.raises(ValueError, match="--method needs a value behind it, as in --method split"):
@@ -113,6 +122,7 @@ def test_a_wrong_option_is_answered(here, capsys):
         (["compare", "digits", "--vary", "level=0.1,0.2"], "ssgd: sgd has no level to set to 0.1: give a method too"),
         (["compare", "digits", "--vary", "method"], "ssgd: cannot use --vary 'method': write --vary method=sgd,"),
         (["compare", "digits", "--vary", "method=sgd,sgd"], "ssgd: two recipes have the same name"),
+        (["compare", "digits", "--vary", "batch=25", "--vary", "batch=50"], "ssgd: --vary batch is given twice"),
         (["recipes", "digts"], "ssgd: no recipe called 'digts': did you mean digits?"),
     ],
 )
@@ -300,8 +310,8 @@ sys.exit(main(sys.argv[1:]))
 
 def test_options_without_tyro_say_what_to_install(here, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tyro", None)
-    assert main(["train", "digits", "--lr", "0.1"]) == 1
-    assert "options such as --lr need tyro: pip install 'ssgd[cli]', or write key=value" in capsys.readouterr().err
+    assert main(["train", "digits", "--batch", "25"]) == 1
+    assert "options such as --batch need tyro: pip install 'ssgd[cli]', or write key=value" in capsys.readouterr().err
     assert main(["train", "digits", *SHORT]) == 0
 
 

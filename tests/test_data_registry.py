@@ -68,6 +68,7 @@ def test_augmentation_can_be_left_out() -> None:
 
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(
-        ValueError, match=r"no data set called 'cifar': use cifar10, .*fake, .* or the path of a folder"
+        ValueError,
+        match=r"no data set called 'cifar': use cifar10, .*fake, .* the path of a folder .* there is no folder /.*/cif",
     ):
         loaded("cifar")

@@ -1,12 +1,15 @@
 """README and docs: what they tell of trainings is what the rows under results/ have."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
 import pytest
 
+from ssgd import reproduce
 from ssgd.recipes import get
 from ssgd.recipes.beyond import LABELS, labels
 from ssgd.recipes.price import CONTENDERS
@@ -293,6 +296,23 @@ def test_table_1_is_told_beside_the_papers():
     assert f"it gains {gain(mine[1:], sgd, ACCURACY)} ({interval(mine[1:], sgd, ACCURACY)})" in readme
     assert compared(mine, contender("split-0.26")) in readme
     assert max(rows, key=lambda phases: rows[phases]) == late and rows[late] > contender(MIX)[0][ACCURACY]
+
+
+NOT_RUN = ("setting --only 'A-2/*'", "fig5 --only 'epochs-4/16384'")  # the text says so
+
+
+def commands():
+    """Those of README and docs that name a part of an experiment's runs, as what was measured."""
+    text = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    found = dict.fromkeys(re.findall(r"`ssgd reproduce (\w+ --only [^`]+)`", text))
+    return [command for command in found if command not in NOT_RUN]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_that_is_told_with_its_figures_has_been_run_to_its_end(command):
+    name, _, *patterns = shlex.split(command)
+    found = reproduce.plan(reproduce.get(name), "paper", reproduce.Results(ROOT / "results"), only=patterns)
+    assert found.runs and not [run.name for run in found.runs if run.row is None]
 
 
 def test_the_verdicts_on_table_1_are_the_pages():

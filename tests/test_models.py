@@ -185,7 +185,8 @@ def own(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "flat.py").write_text(
-        "from torch import nn\nSIZE = 3\ndef linear(classes): return nn.Linear(4, classes)\ndef nothing(classes): pass"
+        "from torch import nn\nSIZE = 3\ndef linear(classes): return nn.Linear(4, classes)\n"
+        "def nothing(classes): pass\ndef none(): pass\ndef odd(classes): raise ValueError('an odd number')"
     )
     (package / "broken.py").write_text("import a_library_that_is_not_there")
     monkeypatch.syspath_prepend(tmp_path)
@@ -205,6 +206,11 @@ def test_a_model_of_your_own(own):
         ("own_nets.flat:missing", r"own_nets\.flat has no function called 'missing'"),
         ("own_nets.flat:SIZE", r"own_nets\.flat has no function called 'SIZE'"),
         ("own_nets.flat:nothing", "own_nets.flat:nothing returned an object of type NoneType: let it return"),
+        (
+            "own_nets.flat:none",
+            r"own_nets\.flat:none cannot be called with the number of classes: define none\(classes\)",
+        ),
+        ("own_nets.flat:odd", r"own_nets\.flat:odd: an odd number"),
         ("own_nets.flat:", "names no function: write 'package.module:function'"),
         (":linear", "names no function"),
         (".flat:linear", "names no function"),
@@ -216,7 +222,9 @@ def test_a_model_of_your_own_that_is_none(own, name, sentence):
 
 
 def test_a_module_that_lacks_a_library_says_which(own):
-    with pytest.raises(ModuleNotFoundError, match="a_library_that_is_not_there"):
+    with pytest.raises(
+        ImportError, match=r"own_nets\.broken cannot be imported: No module .*a_library_that_is_not_there"
+    ):
         build("own_nets.broken:linear", 5)
 
 

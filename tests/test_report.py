@@ -390,6 +390,8 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == f"written: {out} (1 runs)\n" and out.read_text().startswith("<!doctype html>")
     assert main(["report", "--results", str(tmp_path / "nowhere")]) == 1
     assert "there is no folder" in capsys.readouterr().err
+    assert main(["report", "--results", str(tmp_path / "results"), "--out", str(tmp_path)]) == 1
+    assert f"{tmp_path} is a folder: name a file in it, --out {tmp_path}/report.html" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["report", "--results", str(tmp_path / "results"), "--out", str(out)]) == 1
     assert "pip install 'ssgd[report]'" in capsys.readouterr().err

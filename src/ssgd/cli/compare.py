@@ -1,6 +1,6 @@
 """Train variants of a recipe, or of your own model on your own images, and compare them over seeds.
 
---vary method=sgd,split:0.15,ssgd:0.3 trains one variant for each value; twice given, all combinations.
+--vary method=sgd,split:0.15,ssgd:0.3 trains one variant for each value; of several fields, all combinations.
 
 --model package.module:function --data FOLDER, without a recipe, compares SGD, S-SGD and split on a folder of images
 with train/ and val/, a folder in them for each class. The function is called with the number of classes.
@@ -39,11 +39,13 @@ def run(options: argparse.Namespace) -> int:
 
 def variants(recipe: Recipe, vary: list[str]) -> list[Recipe]:
     """The recipe with every combination of the values, each named by its own."""
-    choices = []
+    choices: list[list[str]] = []
     for change in vary:
         key, equals, values = change.partition("=")
         if not equals or not values:
             raise ValueError(f"cannot use --vary {change!r}: write --vary method=sgd,split:0.15")
+        if any(choice[0].startswith(f"{key}=") for choice in choices):
+            raise ValueError(f"--vary {key} is given twice: give all its values at once, --vary {key}=A,B")
         choices.append([f"{key}={value}" for value in values.split(",")])
     found = []
     for combination in product(*choices):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from ..solutions import solution, tasks
 from ..train.terminal import ended
@@ -45,8 +46,9 @@ def work(options: argparse.Namespace) -> int:
         one = spectrum(matrix, options.steps, options.probes, options.seed, progress=not options.quiet)
         spectra[found.name] = one
         mean, error = (values[0] * one.parameters for values in one.moments(1))
+        spread = "" if math.isnan(error) else f" ± {error:.2g}"  # a single probe has none
         print(
-            f"{found.name}: largest {one.largest:.4g}, smallest {one.smallest:.4g}, trace {mean:.4g} ± {error:.2g}"
+            f"{found.name}: largest {one.largest:.4g}, smallest {one.smallest:.4g}, trace {mean:.4g}{spread}"
             f" ({one.product} products, batch-norm in {one.mode} mode, {one.passes:.0f} passes over the data,"
             f" {one.seconds:.0f} s)"
         )

@@ -100,11 +100,13 @@ def load(
         if held_out:
             images = images.held_out(held_out)
         return DeviceImages(images.limited(train_limit, test_limit), device, dtype, augment)
-    root = next((root for root in (Path(name).expanduser(), data_folder(folder) / name) if root.is_dir()), None)
+    places = Path(name).expanduser(), data_folder(folder) / name
+    root = next((root for root in places if root.is_dir()), None)
     if root is None:
         raise ValueError(
-            f"no data set called {name!r}: use {', '.join(NAMES)}, or the path of a folder with train/ and val/ or"
-            " with three text files, for train, valid and test"
+            f"no data set called {name!r}: use {', '.join(NAMES)}, or the path of a folder with train/ and val/, with"
+            " three text files, for train, valid and test, or with lists of recordings; there is no folder"
+            f" {' or '.join(str(place.absolute()) for place in places)}"
         )
     on_gpu = torch.device(device).type == "cuda"  # elsewhere worker processes cut images as fast
     return (FolderInMemory if on_gpu and fits(root, image_size) else Folder)(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -55,12 +56,21 @@ def _own(name: str, classes: int) -> nn.Module:
         module = import_module(path)
     except ModuleNotFoundError as error:
         if not f"{path}.".startswith(f"{error.name}."):
-            raise  # the module is there: what it imports is not
+            raise ImportError(f"{path} cannot be imported: {error}") from error  # it is there: what it imports is not
         raise ValueError(f"no module called {path!r}: install it, or put its folder into PYTHONPATH") from error
     make = getattr(module, function, None)
     if not callable(make):
         raise ValueError(f"{path} has no function called {function!r}: define {function}(classes) there")
-    net = make(classes)
+    try:
+        inspect.signature(make).bind(classes)
+    except TypeError:
+        raise ValueError(f"{name} cannot be called with the number of classes: define {function}(classes)") from None
+    except ValueError:  # it has no signature to look at
+        pass
+    try:
+        net = make(classes)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"{name} returned an object of type {type(net).__name__}: let it return an nn.Module")
     return net

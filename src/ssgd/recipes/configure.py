@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -34,7 +35,7 @@ def from_command_line(
     asks = bool({"-h", "--help"} & set(arguments))
     mine = name is None and not asks
     recipe = _own(arguments, program) if mine else _recipe(name or "digits")
-    arguments = list(_method_as_words(arguments))
+    arguments = list(_as_words(arguments))
     changes = [word for word in arguments if "=" in word and not word.startswith("-")]
     recipe, execution = _changed(recipe, changes)
     if options := [word for word in arguments if word not in changes]:
@@ -44,18 +45,26 @@ def from_command_line(
     return recipe, execution
 
 
-def _method_as_words(arguments: Sequence[str]) -> Iterator[str]:
-    """``--method`` and ``--settings.NAME`` as ``key=value``: only there ``split:0.15`` is read, and a level let go."""
-    words = iter(arguments)
-    for word in words:
-        if not re.match(r"--(method(=|$)|settings\.)", word):
+def _as_words(arguments: Sequence[str]) -> Iterator[str]:
+    """Options that must fit others as ``key=value``, to be read with those.
+
+    ``--method`` and ``--settings.NAME``: only there ``split:0.15`` is read, and a level let go. ``--phases`` and
+    ``--lr``, which may have several values: a rate for each phase.
+    """
+    words = deque(arguments)
+    while words:
+        word = words.popleft()
+        if not re.match(r"--((method|phases|lr)(=|$)|settings\.)", word):
             yield word
         elif "=" in word:
             yield word[2:]
-        elif (value := next(words, "--")).startswith("--"):
-            raise ValueError(f"{word} needs a value behind it, as in --method split:0.15")
         else:
-            yield f"{word[2:]}={value}"
+            values: list[str] = []
+            while words and not words[0].startswith("--") and "=" not in words[0] and (not values or word == "--lr"):
+                values.append(words.popleft())
+            if not values:
+                raise ValueError(f"{word} needs a value behind it, as in --method split:0.15")
+            yield f"{word[2:]}={','.join(values)}"
 
 
 def _with_options(

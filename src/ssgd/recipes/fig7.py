@@ -20,5 +20,5 @@ def fig7(label: str) -> Recipe:
 
 
 def fig2(label: str) -> Recipe:
-    """The ends of the line: table 2's ResNet20 on CIFAR-100."""
-    return replace(table2("cifar100", "resnet20", None if label == "sgd" else LEVEL), seeds=(0,))
+    """The ends of the line: table 2's ResNet20 on CIFAR-100, of the seed whose line is committed."""
+    return replace(table2("cifar100", "resnet20", None if label == "sgd" else LEVEL), seeds=(3,))

@@ -53,6 +53,8 @@ def write(results: str | Path, out: str | Path) -> str:
     results, out = Path(results), Path(out)
     if not results.is_dir():
         raise FileNotFoundError(f"there is no folder {results}: name the one that holds the rows, --results results")
+    if out.is_dir():
+        raise IsADirectoryError(f"{out} is a folder: name a file in it, --out {out / 'report.html'}")
     runs, complaints, smoke = read_runs(results)
     measured = read_measured(results)
     out.parent.mkdir(parents=True, exist_ok=True)
