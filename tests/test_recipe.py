@@ -111,6 +111,8 @@ def test_a_gpu_that_is_not_there_is_not_asked_for(monkeypatch):
         ("lr=1,2", "one lr for all or one for each of 3 phases, not 2"),
         ("augment=maybe", "augment is true or false, not 'maybe'"),
         ("train_limit=few", "train_limit takes int, not 'few'"),
+        ("name=../x", "name=../x would lie outside the folder of the runs: say with out="),
+        ("name=/tmp/x", "name=/tmp/x would lie outside"),
         ("seeds=1,1", "seeds must be different numbers"),
         ("seeds=", "seeds must be different numbers, at least one"),
         ("method=sdg", "no method called 'sdg': use one of sgd"),

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import PurePath
 from typing import Any
 
 from ..core.batchnorm import POLICIES
@@ -123,6 +124,8 @@ class Recipe:
         check_choice("parallel", self.parallel, ("ddp", "fsdp"))
         check_count("batch", self.batch)
         check_count("evaluate_every", self.evaluate_every)
+        if PurePath(self.name).is_absolute() or ".." in PurePath(self.name).parts:
+            raise ValueError(f"name={self.name} would lie outside the folder of the runs: say with out= where they go")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different numbers, at least one, not {self.seeds}")
         if not self.lr or any(not math.isfinite(rate) or rate < 0 for rate in self.lr):
