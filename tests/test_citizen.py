@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
 
 from ssgd import SSGD
@@ -403,15 +403,70 @@ def test_several_optimizers_at_once():
     assert not same(model, before)
 
 
-def test_what_another_optimizer_trains_gets_the_sum_over_the_points():
-    """So docs/howto.md has it."""
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("known", [True, False], ids=["model", "no model"])
+@pytest.mark.parametrize("wrap", [SSGD, SAM])
+def test_what_another_optimizer_trains_gets_the_mean_if_the_model_is_known(way, known, wrap):
     x, y = vectors(dtype=torch.float32)
+    if wrap is SAM and way == "split":
+        pytest.skip("SAM has no split")
     model = mlp(torch.float32)
     F.cross_entropy(model(x), y).backward()
     clean = model[0].weight.grad.clone()
+    opt = wrap(SGD(model[2].parameters(), lr=0.1), 1e-9, model=model if known else None)
     model.zero_grad()
-    opt = SSGD(SGD(model[2].parameters(), lr=0.1), 1e-9)
-    for point in opt.points():
-        with point:
-            F.cross_entropy(model(x), y).backward()
-    torch.testing.assert_close(model[0].weight.grad, 2 * clean)
+    passes_of(opt, way, model, x, y)
+    torch.testing.assert_close(model[0].weight.grad, clean if known else 2 * clean)
+
+
+def passes_of(opt, way, model, x, y):
+    """Also by a closure, which takes the step as well."""
+
+    def closure():
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    opt.step(closure) if way == "closure" else run_passes(opt, way, model, x, y)
+
+
+def test_a_sparse_gradient_of_another_optimizer_is_averaged_too():
+    torch.manual_seed(0)
+    words, y = torch.randint(9, (8, 3)), torch.randint(3, (8,))
+    for way in ("points", "closure"):
+        embedding, head = torch.nn.EmbeddingBag(9, 4, sparse=True), torch.nn.Linear(4, 3)
+        model = torch.nn.Sequential(embedding, head)
+        F.cross_entropy(model(words), y).backward()
+        clean = embedding.weight.grad.to_dense()
+        model.zero_grad()
+        other = SparseAdam(embedding.parameters())
+        opt = SSGD(SGD(head.parameters(), lr=0.1), 1e-9, model=model)
+        passes_of(opt, way, model, words, y)
+        torch.testing.assert_close(embedding.weight.grad.to_dense(), clean)
+        other.step()
+
+
+def test_of_a_batch_that_failed_nothing_is_left_to_another_optimizer():
+    x, y = vectors(dtype=torch.float32)
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model[2].parameters(), lr=0.1), 0.3, model=model)
+    with pytest.raises(ZeroDivisionError):
+        for point in opt.points():
+            with point:
+                F.cross_entropy(model(x), y).backward()
+                1 / (point.sign + 1)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_group_that_is_added_is_its_own():
+    x, y = vectors(dtype=torch.float32)
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model[2].parameters(), lr=0.1), 1e-9, model=model)
+    take_step(opt, "points", model, x, y)
+    opt.add_param_group({"params": list(model[0].parameters())})
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    clean = model[0].weight.grad.clone()
+    model.zero_grad()
+    run_passes(opt, "points", model, x, y)
+    torch.testing.assert_close(model[0].weight.grad, clean)

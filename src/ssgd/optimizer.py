@@ -40,7 +40,7 @@ class SSGD(Noisy):
             rms). It is the key ``"noise"`` of every parameter group and may be changed there at any time; a 0-dim
             tensor can be changed under a CUDA graph, and is then never taken for zero.
         model: the module trained, as it is called: the DDP or FSDP module. Needed for DDP's single all-reduce, for
-            sharded parameters and for ``bn_stats``.
+            sharded parameters, for ``bn_stats``, and where another optimizer updates a part of it.
         mode: ``"both"``: every process takes both signs; ``"mirror"``: even ranks take +n, odd ranks −n.
         law: ``"sphere"``, ``"sign"``, ``"uniform"``, a :class:`ssgd.Law`, or a function ``fill(z, generator)``.
         perturb: the tensors that get noise, such as :func:`ssgd.select` returns. By default every trainable tensor of

@@ -20,6 +20,7 @@ class MeanGradient:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
+        self.beside: Sequence[Tensor] = ()  # what another optimizer updates: a mean too, and it may be sparse
         self._share = 1.0  # p.grad times this is the mean so far
         self._aside: dict[Tensor, Tensor] = {}
 
@@ -28,15 +29,19 @@ class MeanGradient:
         if share:
             self._rescale(share)
         else:
-            there = {p: p.grad for p in self.parameters if p.grad is not None}
+            there = {p: p.grad for p in self.all if p.grad is not None}
             self._aside = {p: g.clone() if g._is_view() else g for p, g in there.items()}  # DDP writes to its views
-            clear(self.parameters)
+            clear(self.all)
 
     def after(self, share: float) -> None:
         """A pass with share 0 leaves nothing behind."""
         if not share:
-            for p in self.parameters:
+            for p in self.all:
                 p.grad = self._aside.pop(p, None)
+
+    @property
+    def all(self) -> list[Tensor]:
+        return [*self.parameters, *self.beside]
 
     @contextmanager
     def clearing_noticed(self) -> Iterator[None]:
@@ -44,7 +49,7 @@ class MeanGradient:
 
         Zeros stand in its place, and the first gradient to arrive shows whether they were removed or written to.
         """
-        marks = {p: torch.zeros_like(g) for p, g in self._aside.items()}
+        marks = {p: torch.zeros_like(g) for p, g in self._aside.items() if g.layout is torch.strided}
 
         def look(p: Tensor, writes: int = 1) -> None:
             mark = marks.pop(p, None)
@@ -69,8 +74,13 @@ class MeanGradient:
     @torch.no_grad()
     def _rescale(self, share: float) -> None:
         gradients = present(self.parameters)
-        if gradients and share != self._share:
-            torch._foreach_mul_(gradients, self._share / share)
+        others = [p.grad for p in self.beside if p.grad is not None]
+        gradients += [local(g) for g in others if g.layout is torch.strided]
+        if share != self._share:
+            if gradients:
+                torch._foreach_mul_(gradients, self._share / share)
+            for sparse in (g for g in others if g.layout is not torch.strided):
+                sparse.mul_(self._share / share)
         self._share = share
 
 
@@ -80,7 +90,7 @@ def present(parameters: Iterable[Tensor]) -> list[Tensor]:
     if any(g.layout is not torch.strided for g in gradients):
         raise RuntimeError(
             "sparse gradients are not served: build the embedding with sparse=False, "
-            "or give its parameters an optimizer of their own, which then gets the sum over the points"
+            "or give its parameters an optimizer of their own"
         )
     return [local(g) for g in gradients]
 
@@ -122,8 +132,12 @@ def add_back(parameters: Sequence[Tensor], aside: Sequence[Tensor | None]) -> No
     """``p.grad`` = what was set aside + what has come since."""
     kept = [(p, old) for p, old in zip(parameters, aside, strict=True) if old is not None]
     both = [(local(old), local(p.grad)) for p, old in kept if p.grad is not None]
-    if both:
-        torch._foreach_add_([old for old, _ in both], [new for _, new in both])
+    dense = [pair for pair in both if pair[0].layout is torch.strided]
+    if dense:
+        torch._foreach_add_([old for old, _ in dense], [new for _, new in dense])
+    for old, new in both:
+        if old.layout is not torch.strided:
+            old.add_(new)
     for p, old in kept:
         p.grad = old
 

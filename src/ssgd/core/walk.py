@@ -172,7 +172,7 @@ class Walk:
         reshard(self.model)
         self._cleanup.close()
         self.statistics.undo()
-        clear(self.parameters)
+        clear(self.gradients.all)
         self.inside = False
         self.cut_short = True
 
