@@ -95,6 +95,12 @@ def test_rates_and_phases_are_read_together_however_they_are_said(words):
     assert (recipe.phases, recipe.lr, execution.out) == ("1-2", (0.3, 0.2), "x")
 
 
+def test_help_behind_an_option_is_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        from_command_line("digits", ["--lr", "0.1", "-h"], "ssgd train")
+    assert ended.value.code == 0 and "--weight-decay" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [["--method"], ["--method", "--lr", "0.1"]])
 def test_a_method_that_is_not_said_is_asked_for(words):
     with pytest.raises(ValueError, match="--method needs a value behind it, as in --method split"):

@@ -173,6 +173,7 @@ class Wrapper(Optimizer):
         """Also takes a checkpoint of the base alone: what is the method's own then stays as it is."""
         self._refuse_inside("load_state_dict()")
         own = [{key: group[key] for key in self.own_keys} for group in self.param_groups]
+        state_dict = dict(state_dict)  # a hook may change it
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         self.base.load_state_dict(state_dict)

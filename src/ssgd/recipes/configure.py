@@ -60,7 +60,7 @@ def _as_words(arguments: Sequence[str]) -> Iterator[str]:
             yield word[2:]
         else:
             values: list[str] = []
-            while words and not words[0].startswith("--") and "=" not in words[0] and (not values or word == "--lr"):
+            while words and not words[0].startswith("-") and "=" not in words[0] and (not values or word == "--lr"):
                 values.append(words.popleft())
             if not values:
                 raise ValueError(f"{word} needs a value behind it, as in --method split:0.15")
