@@ -29,7 +29,7 @@ TUNED: dict[str, tuple[float, ...]] = {  # uniform noise of level a has a / √3
     MIX: (0.35, 0.52),
     f"{LATE}-split": (0.26, 0.43),
     "sam": (0.05, 0.1, 0.2),
-    "asam": (0.5, 1.0, 2.0),
+    "asam": (0.25, 0.5, 1.0),
 }
 HELD_OUT = 5000
 
