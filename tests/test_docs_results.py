@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from ssgd import reproduce
+from ssgd.analysis.results import load
+from ssgd.analysis.spectrum import Spectrum
 from ssgd.recipes import get
 from ssgd.recipes.beyond import LABELS, labels
 from ssgd.recipes.price import CONTENDERS
@@ -86,7 +88,7 @@ def test_differences_of_an4_are_told():
 
 def test_what_tuning_gave_is_told():
     text = (ROOT / "README.md").read_text()
-    for method, name in (("split", "`split`"), ("sam", "SAM")):
+    for method, name in (("split", "`split`"), ("sam", "SAM"), ("asam", "ASAM")):
         tried = [row for row in rows_of("tune") if row["method"] == method]
         told = ", ".join(f"{row['level']:g}: {row['test_accuracy']:.2f}" for row in tried)
         assert f"{name} {told}" in text
@@ -140,7 +142,7 @@ def contender(label, data="cifar100"):
     elsewhere = {"sgd": f"{data}/5e-4", LAST: f"table1/{data}/75-50-25S"}.get(label)
     rows = [row for name in ("price", "baseline", "table1") for row in rows_of(name) if row["seed"] > 0]
     rows = [row for row in rows if row["experiment"] in (f"price/{data}/resnet20/{label}", elsewhere)]
-    seeds = [1, 2, 3] if data == "cifar10" or label in ("sam-0.05", "sgd-2x") else [1, 2, 3, 4, 5]
+    seeds = [1, 2, 3] if data == "cifar10" or label in THREE_SEEDS else [1, 2, 3, 4, 5]
     assert sorted(row["seed"] for row in rows) == seeds
     return sorted(rows, key=lambda row: row["seed"])
 
@@ -152,6 +154,8 @@ def at_little_decay(method):
 HALVES, LATE, MIX = "SGD on the batch in halves, no noise", "75-50S-50S-split-0.26", "75-25S-25S-0.5"
 BOTH_LATE = "both signs in the last 50 of 125 epochs"
 LAST, BOTH_LAST = "75-50-25S-0.5", "both signs in the last 25 of 150 epochs"
+SAM_LAST = "75-50-25S-sam-0.05"
+THREE_SEEDS = ("sam-0.05", SAM_LAST, "asam-0.5", "sgd-2x")
 AT_THE_PAPERS = {
     "SGD": "sgd",
     "both signs, level 0.5": "ssgd-0.5",
@@ -161,6 +165,8 @@ AT_THE_PAPERS = {
     "split, level 0.26": "split-0.26",
     "split in the last 100 epochs": LATE,
     "SAM, ρ 0.05": "sam-0.05",
+    "SAM in the last 25 of 150 epochs": SAM_LAST,
+    "ASAM, ρ 0.5": "asam-0.5",
     "SGD in twice the epochs": "sgd-2x",
 }
 AT_LITTLE = {"SGD": "sgd", HALVES: "halves", "split, level 0.15": "split"}
@@ -203,10 +209,48 @@ def test_sam_and_twice_the_epochs_are_compared_with_ours():
     readme, card = ((ROOT / page).read_text() for page in ("README.md", "docs/method.md"))
     sam, split, both, longer = (contender(label) for label in ("sam-0.05", "split-0.26", "ssgd-0.5", "sgd-2x"))
     assert compared(sam, both) in readme and compared(sam, split) in readme
-    assert f"SAM was better on CIFAR-100, by {difference(sam, both, ACCURACY).mean:.2f}." in card
-    sgd = contender("sgd")
+    asam, sam_last, sgd = (contender(label) for label in ("asam-0.5", SAM_LAST, "sgd"))
+    assert all(compared(asam, others) in readme for others in (both, split, sam))
+    behind = [difference(rows, both, ACCURACY).mean for rows in (sam, asam)]
+    assert "SAM was better on CIFAR-100 by {:.2f} and ASAM by {:.2f} (three seeds)".format(*behind) in card
+    assert all(f"({compared(sam_last, contender(LAST))})" in text for text in (readme, card))
+    whole, part = (difference(rows, sgd, ACCURACY) for rows in (sam, sam_last))
+    assert part.gained == part.count and "by five sixths of what SAM gains in all its epochs" in readme
+    assert abs(part.mean / whole.mean - 5 / 6) < 0.02
     gains = [difference(rows[:3], sgd, ACCURACY).mean for rows in (longer, both)]
     assert "gained {:.2f} where both signs gained {:.2f} in the same three seeds".format(*gains) in card
+
+
+def test_other_nets_are_told_beside_the_papers():
+    readme, card, text = ((ROOT / page).read_text() for page in ("README.md", "docs/method.md", "docs/results.md"))
+    rows = {row["experiment"]: row[ACCURACY] for row in rows_of("price") + rows_of("figA6")}
+    sgd, both, split = (rows[f"price/cifar100/resnet56/{label}"] for label in ("sgd", "ssgd-0.5", "split-0.26"))
+    theirs = [targets()["table2_cifar"]["ResNet56"][name][1] for name in ("SGD", "S-SGD (0.5)")]
+    line = f"| ResNet56, seed 1 | {sgd:.2f} | {theirs[0]:.2f} | {both:.2f} | {theirs[1]:.2f} | {split:.2f} |"
+    wide = f"| WideResNet20-2, seed 0 | {rows['figA6/sgd']:.2f} |  | {rows['figA6/ssgd']:.2f} |  |  |"
+    assert line in text and wide in text
+    above, gained, cheap, paper = sgd - theirs[0], both - sgd, split - sgd, theirs[1] - theirs[0]
+    told = f"SGD is {above:.2f} above the paper's, so their gain is {gained:.2f} where the paper's is {paper:.2f}, and"
+    assert f"{told} `split` has {cheap:+.2f} at SGD's cost" in text
+    assert f"both signs {gained:+.2f}, with the paper's accuracy, and `split` {cheap:+.2f} at SGD's cost" in card
+    accuracies = f"SGD {sgd:.2f} (the paper {theirs[0]:.2f}), `split` at 0.26 {split:.2f}, both signs at 0.5 {both:.2f}"
+    assert f"{accuracies} (the paper {theirs[1]:.2f}), that is {cheap:+.2f} at SGD's price and {gained:+.2f}" in readme
+
+
+def test_the_hessians_of_figure_a6_are_told():
+    text = (ROOT / "docs" / "results.md").read_text()
+    tops = []
+    for label, name in (("sgd", "SGD"), ("ssgd", "both signs, 0.5")):
+        found = load(Spectrum, ROOT / "results" / "figA6" / f"{label}.npz")
+        top = np.sort(found.values)[:, :-9:-1]
+        np.testing.assert_allclose(top[0], top[1], rtol=1e-3)  # both probes have them
+        told = ", ".join(f"{value:.1f}" for value in top[0])
+        trace, error = (float(one[0]) * found.parameters for one in found.moments(1))
+        line = f"| {name} | {told} | {found.smallest:.2f} | {trace:.0f} ± {error:.0f} |".replace("-", "−")
+        assert line in text
+        tops.append(top[0])
+    less = 100 * (1 - tops[1] / tops[0])
+    assert less[0] < 0 and f"smaller by {min(less[1:]):.0f} to {max(less[1:]):.0f} %" in text
 
 
 def set_in(net, decay, label):

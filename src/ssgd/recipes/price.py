@@ -13,14 +13,14 @@ LATE = "75-50S-50S"  # noise once the rate has fallen
 CONTENDERS: dict[str, tuple[str, float | None]] = {  # method and level
     "sgd": ("sgd", None),
     "halves": ("halves", None),
-    "split-0.26": ("split", 0.26),  # the best of tune's three for ResNet20 on CIFAR-100, as is SAM's, not yet ASAM's
+    "split-0.26": ("split", 0.26),  # the best of tune's for ResNet20 on CIFAR-100, as are SAM's and ASAM's
     "ssgd-0.5": ("ssgd", 0.5),  # the level of tables 1 and 2, whose runs count here
     f"{MIX}-0.5": ("ssgd", 0.5),
     f"{LAST}-0.5": ("ssgd", 0.5),
     f"{LATE}-split-0.26": ("split", 0.26),
     "sam-0.05": ("sam", 0.05),
     f"{LAST}-sam-0.05": ("sam", 0.05),
-    "asam-1": ("asam", 1.0),
+    "asam-0.5": ("asam", 0.5),
     "sgd-2x": ("sgd-2x", None),
 }
 TUNED: dict[str, tuple[float, ...]] = {  # uniform noise of level a has a / √3 of the weights' norm
