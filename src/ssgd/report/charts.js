@@ -2,7 +2,6 @@
 // Curves as SVG: drawChart(figure, chart). Pointer, finger or arrow keys show the values at an x.
 
 const LEFT = 58, RIGHT = 14, TOP = 14, BOTTOM = 46;
-const FEW = 6; // points with names of their own that can be read beside each other
 
 function drawChart(figure, chart) {
   const plot = figure.querySelector(".plot");
@@ -23,7 +22,7 @@ function drawIn(plot, chart, box) {
   const [width, height] = [box.width - LEFT - RIGHT + 12, box.height - TOP - BOTTOM + 12]; // room for marks at the edge
   const inside = element("svg", { x: LEFT - 6, y: TOP - 6, width, height, viewBox: `${LEFT - 6} ${TOP - 6} ${width} ${height}` });
   chart.series.forEach((series, i) => {
-    const drawn = drawSeries(series, x, y, box.width / 2);
+    const drawn = drawSeries(series, x, y);
     const aside = chart.scale === "names" && series.loose ? 14 * (i - (chart.series.length - 1) / 2) : 0; // not on each other
     if (aside) drawn.setAttribute("transform", `translate(${aside} 0)`);
     inside.append(drawn);
@@ -108,7 +107,7 @@ function drawAxes(svg, chart, x, y, box) {
   text(svg, 14, middle, chart.y, { "text-anchor": "middle", transform: `rotate(-90 14 ${middle})` });
 }
 
-function drawSeries(series, x, y, middle) {
+function drawSeries(series, x, y) {
   const group = element("g", { class: series.paper ? "paper" : "ours" });
   const colour = `var(--c${series.colour % 8})`;
   const drawn = series.points.filter((p) => p[1] !== null);
@@ -128,10 +127,6 @@ function drawSeries(series, x, y, middle) {
     const [px, py] = [x.to(p[0]), y.to(p[1])];
     if (p[2]) group.append(element("line", { class: "bar", x1: px, x2: px, y1: y.to(p[1] - p[2]), y2: y.to(p[1] + p[2]), style: `stroke:${colour}` }));
     group.append(mark(series, px, py, colour));
-    if (series.labels && series.labels.length <= FEW) {
-      const [aside, anchor] = px < middle ? [9, "start"] : [-9, "end"];
-      text(group, px + aside, py + 4, series.labels[series.points.indexOf(p)], { "text-anchor": anchor, class: "name" });
-    }
   }
   return group;
 }
@@ -187,11 +182,10 @@ function watch(svg, tip, cross, chart, x, width) {
     cross.style.visibility = "visible";
     tip.replaceChildren(line(`${chart.x}: ${chart.scale === "names" ? chart.names[place] : short(place)}`));
     for (const series of chart.series) {
-      series.points.forEach((p, i) => {
+      series.points.forEach((p) => {
         if (p[0] !== place || p[1] === null) return;
         const spread = p[2] ? ` ± ${Number(p[2].toPrecision(2))}` : "";
-        const name = series.labels ? series.labels[i] : series.name;
-        tip.append(line(`${name} (${series.paper ? "paper" : "ours"}): ${short(p[1])}${spread}`));
+        tip.append(line(`${series.name} (${series.paper ? "paper" : "ours"}): ${short(p[1])}${spread}`));
       });
     }
     tip.style.display = "block";
@@ -226,7 +220,7 @@ function line(words) {
 
 function short(value) {
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5)) return value.toExponential(1).replace(".0e", "e").replace("-", "−");
-  return String(Number(value.toPrecision(4))).replace("-", "−");
+  return String(Number.isInteger(value) ? value : Number(value.toPrecision(4))).replace("-", "−");
 }
 
 function element(name, attributes) {

@@ -94,23 +94,26 @@ def convergence(part: Part, runs: list[Run], paper: Any) -> Chart:
 
 
 def learning_curves(part: Part, runs: list[Run], name: str) -> list[dict[str, Any]]:
-    """The mean over seeds after each epoch, for every cell with runs that kept their curve."""
+    """The mean over seeds after each epoch, for every cell whose runs kept their curve: the whole ones, if any are."""
     series = []
     for colour, cell in enumerate(part.cells):
-        kept = [curves for run in matching(runs, cell.wanted or {}, part.name) if (curves := run.curves.get(name))]
+        mine = matching(runs, cell.wanted or {}, part.name)
+        kept = [curves for run in mine if (curves := run.curves.get(name))]
         if not kept:
             continue
+        kept = [one for one in kept if None not in one] or kept
         length = min(map(len, kept))
         values = np.array([one[:length] for one in kept], dtype=np.float64)
         points = [(i + 1, m, s) for i, (m, s) in enumerate(_mean_sd(values)) if math.isfinite(m)]
         label = cell.row if cell.paper is not None else f"{cell.row}, {cell.column}"
+        label += f", {len(kept)} of {len(mine)} seeds" if len(kept) < len(mine) else ""
         series.append(curve(label, points, False, colour, band=True))
     return series
 
 
 def line_chart(part: Part, measured: Measured) -> Chart:
     theirs = [(0.0, 100 - (part.cells[0].paper or 0)), (1.0, 100 - (part.cells[1].paper or 0))]
-    series = [curve("test, at both ends", theirs, True, 0)]
+    series = [curve("test, at both ends", theirs, True, 0, loose=True)]
     lines = measured.lines(part.name)
     for line in lines[:1]:
         for colour, task in sorted(enumerate(line.tasks), key=lambda pair: pair[1] != "test"):

@@ -3,7 +3,10 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const charts = new Map(data.charts.map((chart) => [chart.name, chart]));
-  for (const figure of document.querySelectorAll("figure.chart")) drawChart(figure, charts.get(figure.dataset.chart));
+  for (const figure of document.querySelectorAll("figure.chart")) {
+    const chart = charts.get(figure.dataset.chart);
+    (chart.groups ? drawIntervals : drawChart)(figure, chart);
+  }
   const surfaces = [...document.querySelectorAll("figure.surface")].map((figure) =>
     new TurningSurface(figure, data.surfaces[figure.dataset.part][figure.dataset.number]));
 

@@ -87,7 +87,7 @@ def render(runs: list[Run], measured: Measured, complaints: list[str] | None = N
         smoke=smoke,
         data={"charts": drawn, "surfaces": {s.part.name: s.surfaces for s in shown if s.surfaces}},
         css=asset("page.css"),
-        scripts=[asset(name) for name in ("charts.js", "surface.js", "page.js")],
+        scripts=[asset(name) for name in ("charts.js", "intervals.js", "surface.js", "page.js")],
     )
     return page
 

@@ -261,7 +261,7 @@ def fig4(t: dict[str, Any]) -> Part:
     base = Cell("SGD", "last epoch", round(ends["SGD"].mean, 2), ends["SGD"].sd, cifar("cifar10"))
     wanted = cifar("cifar10", "resnet20", "ssgd", PHASED_LEVEL)
     noisy = Cell("S-SGD", "last epoch", round(ends["S-SGD"].mean, 2), ends["S-SGD"].sd, wanted, base=base)
-    about = "Test accuracy after each epoch, the mean of five runs: ResNet20, CIFAR-10."
+    about = "Test accuracy after each epoch, the paper's the mean of five runs: ResNet20, CIFAR-10."
     return Part("fig4", "Figure 4", about, (base, noisy), "epoch", "test accuracy, %")
 
 

@@ -52,6 +52,12 @@ class Question:
         return bool(self.lines) or any(not series["paper"] for drawn in self.charts for series in drawn["series"])
 
     @property
+    def by_protocol(self) -> dict[str, list[Line]]:
+        """In the order in which they come."""
+        names = dict.fromkeys(line.protocol for line in self.lines)
+        return {name: [line for line in self.lines if line.protocol == name] for name in names}
+
+    @property
     def anew(self) -> bool:
         return any(line.anew for line in self.lines)
 
@@ -103,7 +109,7 @@ def split(runs: list[Run]) -> Question:
 
 
 def level(runs: list[Run]) -> Question:
-    series = []
+    lines, series = [], []
     theirs = targets()["fig3_noise_level"]["curves"]["S-SGD"]
     series.append(curve("S-SGD", [(p["level"], p["mean"], p["half_width"]) for p in theirs], True, 0))
     for colour, law in enumerate(("uniform", "sphere", "sign")):
@@ -113,13 +119,14 @@ def level(runs: list[Run]) -> Question:
         for at in sorted({run.level for run in fits if run.level is not None}):
             found = sample(figures(first_of_each_seed(r for r in fits if r.level == at)).values())
             points.append((at, found.mean, found.sd))
+            lines.append(Line(law, f"level {at:g}", None, found, None))
         series += [curve(law, points, False, colour)] if points else []
     about = (
         "Which reading of the paper's noise level a lies on its figure 3: the peak of uniform noise in units of the "
         "layer's rms (uniform), or the ratio of norms ‖n‖ / ‖w‖ (sphere)? ResNet20, CIFAR-100."
     )
     drawn = chart("level", "noise level a", "test accuracy, %", series)
-    return Question("level", "The level", about, "ssgd reproduce level", [], [drawn])
+    return Question("level", "The level", about, "ssgd reproduce level", lines, [drawn])
 
 
 def setting(runs: list[Run]) -> Question:
@@ -157,7 +164,7 @@ def price(runs: list[Run]) -> Question:
 
 def tune(runs: list[Run]) -> Question:
     held_out = [run for run in runs if run.field("held_out", 0)]
-    about = "Noise level, and SAM's ρ alike, tried on training images held out."
+    about = "Noise level, and the ρ of SAM and ASAM alike, tried on training images held out."
     lines = compared(held_out, lambda run: True, held_out=True)
     return Question("tune", "Tuning", about, "ssgd reproduce tune", lines, measured="held out, %")
 
@@ -211,15 +218,24 @@ def alike(run: Run, others: list[Run]) -> bool:
 
 
 def price_chart(lines: list[Line]) -> Chart:
-    """Gains, so that nets and data sets of any accuracy share one axis; the bars are the 95 % intervals."""
-    series = []
-    for place, protocol in enumerate(dict.fromkeys(line.protocol for line in lines)):
-        mine = [line for line in lines if line.protocol == protocol and line.passes is not None]
-        gains = [(d.mean, (d.high - d.low) / 2) if (d := line.difference) else (0.0, math.nan) for line in mine]
-        points = [(line.passes, *gain) for line, gain in zip(mine, gains, strict=True)]
-        labels = [line.method for line in mine]
-        series.append({**curve(protocol, points, False, place), "labels": labels, "loose": True})
-    return chart("price", "passes over the data", "test accuracy minus SGD's, points", series)
+    """Gains, so that nets and data sets of any accuracy share one axis; the cheapest first, the best of them first."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if drawn := _interval(line):
+            rows.setdefault(line.protocol, []).append(drawn)
+    order = lambda row: (row["passes"], -row["mean"])  # noqa: E731
+    groups = [{"name": protocol, "rows": sorted(mine, key=order)} for protocol, mine in rows.items()]
+    return chart("price", "test accuracy minus SGD's, points, and its 95 % interval", "", [], groups=groups)
+
+
+def _interval(line: Line) -> dict[str, Any] | None:
+    """Of one seed there is none: its ends are null."""
+    found = line.difference
+    if found is None or line.passes is None:
+        return None
+    low, high = (found.low, found.high) if found.count > 1 else (None, None)
+    ends = {"mean": found.mean, "low": low, "high": high}
+    return {"name": line.method, "passes": line.passes, **ends, "seeds": found.count}
 
 
 def is_plain_cifar(run: Run) -> bool:
