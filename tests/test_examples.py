@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 ELSEWHERE = {
-    "jax_digits.py": "test_jax.py",
+    "jax_digits.py": "test_jax_page.py",
     "lightning_cifar.py": "test_lightning.py",
     "transformers_text.py": "test_transformers.py",
 }

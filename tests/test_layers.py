@@ -11,6 +11,7 @@ LAYOUT = Path(__file__).parent.parent / "docs" / "layout.md"
 BELOW = {
     "core": set(),
     "compilation": set(),
+    "columns": set(),
     "files": set(),
     "safetensors": {"files"},
     "schedules": {"core"},
@@ -20,14 +21,14 @@ BELOW = {
     "models": set(),
     "data": {"core", "compilation"},
     "analysis": {"core", "files"},
-    "train": {"core", "optimizer", "methods", "models", "data", "compilation", "files", "safetensors"},
+    "train": {"core", "optimizer", "methods", "models", "data", "compilation", "columns", "files", "safetensors"},
     "recipes": {"models", "data", "train"},
     "solutions": {"models", "analysis", "safetensors", "train"},
-    "reproduce": {"core", "files", "methods", "train", "recipes", "analysis", "solutions"},
+    "reproduce": {"core", "columns", "files", "methods", "train", "recipes", "analysis", "solutions"},
     "report": set(),  # results alone
     "integrations": {"core", "optimizer"},
     "jax": {"core"},
-    "demo": {"core", "optimizer", "data", "analysis"},
+    "demo": {"core", "columns", "optimizer", "data", "analysis"},
 }
 ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "train/__main__.py")  # they may know everything
 

@@ -26,8 +26,8 @@ from ssgd.train.__main__ import main
 from ssgd.train.engine import TIME_IS_UP, Stopped
 from ssgd.train.run import Run
 
+from .small_trainings import of, run_of, small
 from .test_files import make_read_only, small_disk
-from .test_train import of, run_of, small
 
 NOISY = ["digits", "phases=7S-7(split:0.3)", "method=ssgd:0.3", "train_limit=500"]  # an epoch has 10 steps
 DROPPED = ["digits", "phases=4-3", "method=dropout:0.3", "train_limit=500"]

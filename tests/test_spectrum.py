@@ -19,7 +19,7 @@ from ssgd.analysis.symmetric import Given, watched
 from ssgd.analysis.task import Task, evaluating
 from ssgd.analysis.trace import Trace, trace
 
-from .test_hessian import exact, task_of
+from .hessian_problems import exact, task_of
 
 
 def rotated(eigenvalues, seed=0):

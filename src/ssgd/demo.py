@@ -36,6 +36,7 @@ from ssgd.analysis.pictures import draw_line, draw_spectrum
 from ssgd.analysis.spectrum import spectrum
 from ssgd.analysis.surface import evaluate
 from ssgd.analysis.task import Task
+from ssgd.columns import in_columns
 from ssgd.data.digits import DigitSplit, digits
 
 BATCH = 20
@@ -185,9 +186,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 def table(runs: Runs, options: argparse.Namespace) -> str:
     head = ("method", "passes", "test %", "train %", "test − SGD's", "better", "seconds")
-    rows = [head] + [row(method, runs) for method in METHODS]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
+    lines = in_columns([head] + [row(method, runs) for method in METHODS]).splitlines()
     rule = "─" * max(map(len, lines))
     note = [
         f"Last epoch, clean weights, mean ± sd over {options.seeds} seeds; the difference is taken seed by seed.",

@@ -16,7 +16,7 @@ from ssgd.analysis.geometry import Plane
 from ssgd.analysis.surface import Surface, evaluate
 from ssgd.analysis.task import Task
 
-from ..test_surface import TRAIN, assert_same, files, loss, net, solution, tasks
+from ..surface_problems import TRAIN, assert_same, files, loss, net, solution, tasks
 from .spawn import Ranks
 
 POINTS = 3 + 16

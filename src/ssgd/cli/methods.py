@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from inspect import cleandoc
 
+from ..columns import in_columns
 from ..methods.registry import METHODS, Method
 
 
@@ -32,9 +33,7 @@ def _print_table(chosen: list[Method]) -> None:
         settings = ", ".join(f"{s.name}={s.default:g} [{s.low:g}, {s.high:g}]" for s in m.settings)
         epochs = f" × {m.epochs:g} epochs" if m.epochs != 1 else ""
         rows.append((m.name, f"{m.passes:g}{epochs}", settings or "–", m.description))
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip())
+    print(in_columns(rows))
 
 
 def _print_details(method: Method) -> None:

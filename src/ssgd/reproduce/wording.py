@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
+from ..columns import in_columns
 from ..train.execution import Execution
 from ..train.kinds import figure
 from .catalogue import EXPERIMENTS
@@ -21,7 +22,7 @@ def listing(scale: str, results: Results, out: str | Path) -> str:
         found = plan(experiment, scale, results, out)
         done = sum(run.row is not None for run in found.runs)
         rows.append((experiment.name, experiment.part, f"{done} of {len(found.runs)}", experiment.title))
-    return _table(rows)
+    return in_columns(rows)
 
 
 def of_plan(plan: Plan, results: Results, execution: Execution, limit: int | None = None) -> str:
@@ -52,7 +53,7 @@ def to_do(plan: Plan, limit: int | None = None) -> str:
     for name in dict.fromkeys(run.recipe.name for run in runs):
         mine = [run for run in runs if run.recipe.name == name]
         rows.append((name, ", ".join(str(run.seed) for run in mine), f"{mine[0].passes:g}"))
-    return _table(rows)
+    return in_columns(rows)
 
 
 def outcome(plan: Plan, results: Results) -> str:
@@ -69,7 +70,7 @@ def outcome(plan: Plan, results: Results) -> str:
     lacking = [f"runs: {len(plan.to_do)}"] if plan.to_do else []
     lacking += [f"{path}.npz" for path in plan.pictures.values()]
     missing = f"still missing: {', '.join(lacking)}" if lacking else "nothing is missing"
-    return f"{_table(rows)}\n{missing}; new rows go to {kept}"
+    return f"{in_columns(rows)}\n{missing}; new rows go to {kept}"
 
 
 def _size(plan: Plan) -> str:
@@ -122,8 +123,3 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

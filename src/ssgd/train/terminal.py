@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 
+from ..columns import in_columns
 from ..files import DiskProblem
 from .engine import TIME_IS_UP, Stopped, compare
 from .execution import Execution
@@ -63,8 +64,7 @@ def table(jobs: Sequence[Job]) -> str:
                 f"{mean(result['seconds'] for result in results):.0f}",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return in_columns(rows)
 
 
 def ended(work: Callable[[], int]) -> int:
