@@ -14,6 +14,7 @@ from ssgd.cli.main import main
 from ssgd.recipes import RECIPES
 from ssgd.report import cells, paper
 from ssgd.report.cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Cell, outcome, verdict
+from ssgd.report.charts import charts_of, learning_curves
 from ssgd.report.matching import USUAL, matching
 from ssgd.report.measured import Measured, read_measured
 from ssgd.report.page import show
@@ -353,14 +354,32 @@ def test_the_page_needs_no_network(tmp_path):
 
 def test_whatever_stands_in_a_row_is_text(tmp_path):
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-    changes = {"method": "split", "level": 0.1}
-    rows = [{**row("cifar100", s, changes), "model": evil, "device": evil, "data": evil} for s in (1, 2)]
+    changes = ({"method": "split", "level": 0.1}, {})
+    rows = [{**row("cifar100", 1, one), "model": evil, "device": evil, "data": evil} for one in changes]
     rows = [{**one, "experiment": "price/x"} for one in rows]
     write_rows(tmp_path / "<b>x.jsonl", [*rows, {"experiment": evil}])
     page = page_of(tmp_path, tmp_path)
     assert "alert(1)" in page and "<script>alert" not in page and "<img" not in page and "<b>x" not in page
     assert page.count("</script>") == page.count("<script")
     assert evil in json.dumps(data_of(page)).replace("\\", "")
+
+
+def test_a_curve_says_of_how_many_seeds_it_is():
+    curve, broken = [90.0] * 175, [None, 80.0] * 87 + [80.0]
+
+    def drawn(*curves):
+        runs = [run("table2/cifar10/resnet20/sgd", seed, curve=one) for seed, one in enumerate(curves)]
+        (found,) = learning_curves(PARTS["fig4"], runs, "test")
+        return found["name"], len(found["points"])
+
+    assert drawn(curve, curve) == ("SGD", 175)
+    assert drawn(broken, curve, []) == ("SGD, 1 of 3 seeds", 175)
+    assert drawn(broken, broken) == ("SGD", 88)
+
+
+def test_the_papers_line_of_figure_2_is_two_points():
+    (theirs,) = charts_of(PARTS["fig2"], [], [], Measured(), paper.targets())[0]["series"]
+    assert theirs["paper"] and theirs["loose"] and len(theirs["points"]) == 2
 
 
 def test_every_number_of_the_paper_is_carried_along():

@@ -6,6 +6,7 @@ import pytest
 
 from ssgd.recipes import get
 from ssgd.report.beyond import beyond
+from ssgd.report.paper import targets
 from ssgd.report.questions import SPLIT_LEVEL, baseline, level, price, setting, split, tune
 from ssgd.report.runs import as_run, read_runs
 from ssgd.report.statistics import Sample
@@ -43,6 +44,36 @@ def test_price_takes_what_was_asked_on_seeds_that_tuning_has_not_seen():
     assert not price(runs[:3]).lines and not tune(runs).lines
     held = [run("cifar100", 0, {"method": m, "held_out": 5000}, test_accuracy=66.0) for m in ("sgd", "halves")]
     assert [found.method for found in tune(held).lines] == ["sgd", "halves"]
+
+
+def test_the_prices_chart_has_gains_alone():
+    def of(label, seed, accuracy):
+        return run(f"price/cifar100/resnet20/{label}", seed, test_accuracy=accuracy)
+
+    runs = [of("sgd", seed, 68.0) for seed in (1, 2, 3)] + [of("split-0.26", seed, 68.0 + seed) for seed in (1, 2, 3)]
+    runs += [of("halves", 1, 68.5), of("ssgd-0.5", 7, 69.0)]  # one seed, and none in common
+    (group,) = price(runs).charts[0]["groups"]
+    rows = {found["name"]: found for found in group["rows"]}
+    assert list(rows) == ["split (0.26, uniform)", "halves"]
+    gain = price(runs).lines[1].difference
+    assert rows["split (0.26, uniform)"] == {
+        "name": "split (0.26, uniform)",
+        "passes": 175.0,
+        "mean": gain.mean,
+        "low": gain.low,
+        "high": gain.high,
+        "seeds": 3,
+    }
+    assert (rows["halves"]["low"], rows["halves"]["high"], rows["halves"]["seeds"]) == (None, None, 1)
+    assert not price([of("split-0.26", 1, 68.0)]).charts
+
+
+def test_of_table_1_every_mix_of_phases_has_its_price():
+    runs = [run("price/cifar100/resnet20/sgd", 1), run("price/cifar100/resnet20/halves", 1)]
+    mixes = [phases for phases in targets()["table1_equal_compute"]["rows"] if "S" in phases]
+    runs += [run(f"table1/cifar100/{phases}", 1) for phases in mixes]
+    told = " ".join(found.method for found in price(runs).lines)
+    assert len(mixes) == 4 and all(phases in told for phases in mixes)
 
 
 def test_price_tells_what_statistics_gathered_again_bring():
@@ -136,6 +167,13 @@ def test_baseline_and_level_find_their_runs(tmp_path):
     drawn = {(series["name"], series["paper"]): series for series in level(runs).charts[0]["series"]}
     assert [point[0] for point in drawn["uniform", False]["points"]] == [0.2, 0.5, 0.8]
     assert [point[0] for point in drawn["sphere", False]["points"]] == [0.3]
+    told = [(found.protocol, found.method) for found in level(runs).lines]
+    assert told == [
+        ("uniform", "level 0.2"),
+        ("uniform", "level 0.5"),
+        ("uniform", "level 0.8"),
+        ("sphere", "level 0.3"),
+    ]
 
 
 def of_a_task(task, metric, figures):

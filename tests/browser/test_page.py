@@ -51,7 +51,8 @@ def test_every_table_has_its_rows(browser, page):
         assert rows[part.name] >= max(1, len(part.cells)), part.name
     asked = len(questions([])) + 1  # and what lies beyond
     assert browser.ask("document.querySelectorAll('.overview tbody tr').length") == len(PARTS) + asked
-    cells = "[...document.querySelectorAll('main table')].map(t => [...t.rows].map(r => r.cells.length))"
+    columns = "[...r.cells].reduce((sum, cell) => sum + cell.colSpan, 0)"
+    cells = f"[...document.querySelectorAll('main table')].map(t => [...t.rows].map(r => {columns}))"
     assert all(len(set(table)) == 1 for table in browser.ask(cells))  # as many cells in each row as in the head
 
 
@@ -76,13 +77,18 @@ def test_arrow_keys_show_the_values(browser, page):
     assert browser.ask("getComputedStyle(document.querySelector('#fig5 .tip')).display") == "none"
 
 
-def test_the_price_names_its_points(browser, made_up):
-    browser.open(made_up)
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_price_has_a_row_for_each_gain(width, browser, made_up):
+    browser.open(made_up, width=width)
     names = browser.ask("[...document.querySelectorAll('#price .plot .name')].map(t => t.textContent)")
-    assert any(name.startswith("split (0.15") for name in names) and "sgd" in names
+    told = browser.ask("[...document.querySelectorAll('#price tbody tr')].map(r => [...r.cells].map(c => c.innerText))")
+    gains = {row[0] for row in told if len(row) > 1 and row[4] != "–"}
+    assert set(names) == gains and any(name.startswith("split (0.15") for name in names)
+    marks = "[...document.querySelectorAll('#price .plot > svg .ours')].map(g => g.getBoundingClientRect().width)"
+    assert len(browser.ask(marks)) == len(names)
     sides = "(t => { const b = t.getBoundingClientRect(); return [b.left, b.right]; })"
     left, right = browser.ask(f"{sides}(document.querySelector('#price .plot > svg'))")
-    placed = browser.ask(f"[...document.querySelectorAll('#price .plot .name')].map({sides})")
+    placed = browser.ask(f"[...document.querySelectorAll('#price .plot > svg :is(.name, .ours)')].map({sides})")
     assert all(left <= begin < end <= right for begin, end in placed)
 
 

@@ -98,10 +98,12 @@ def learning_curves(part: Part, runs: list[Run], name: str) -> list[dict[str, An
     series = []
     for colour, cell in enumerate(part.cells):
         mine = matching(runs, cell.wanted or {}, part.name)
-        kept = [curves for run in mine if (curves := run.curves.get(name))]
-        if not kept:
+        drawn = [run for run in runs if run.curves.get(name)]
+        whole = [run for run in drawn if None not in run.curves[name]]
+        chosen = matching(whole, cell.wanted or {}, part.name) or matching(drawn, cell.wanted or {}, part.name)
+        if not chosen:
             continue
-        kept = [one for one in kept if None not in one] or kept
+        kept = [run.curves[name] for run in chosen]
         length = min(map(len, kept))
         values = np.array([one[:length] for one in kept], dtype=np.float64)
         points = [(i + 1, m, s) for i, (m, s) in enumerate(_mean_sd(values)) if math.isfinite(m)]
@@ -137,7 +139,7 @@ def is_noisy(spectrum: Spectrum) -> bool:
 
 
 def density_chart(part: Part, spectra: list[Spectrum]) -> Chart:
-    """Bells of one width, a hundredth of the widest range, so that heights compare; below 1e-6 nothing is drawn."""
+    """Bells of one width, a hundredth of the widest range, so that heights compare; below 1e-8 nothing is drawn."""
     series = []
     if spectra:
         low, high = min(s.smallest for s in spectra), max(s.largest for s in spectra)
@@ -145,7 +147,7 @@ def density_chart(part: Part, spectra: list[Spectrum]) -> Chart:
         grid = np.linspace(low - span / 20, high + span / 20, POINTS)
         for spectrum in spectra:
             density = spectrum.density(grid, span / 100)
-            points = [(x, d if d > 1e-6 else None) for x, d in zip(grid.tolist(), density.tolist(), strict=True)]
+            points = [(x, d if d > 1e-8 else None) for x, d in zip(grid.tolist(), density.tolist(), strict=True)]
             series.append(curve(spectrum.label, points, False, int(is_noisy(spectrum))))
     return chart(part.name, part.x, part.y, series, logarithmic=True)
 

@@ -8,7 +8,7 @@ function drawIntervals(figure, chart) {
   const draw = () => {
     const plot = figure.querySelector(".plot");
     plot.replaceChildren(intervals(chart, narrow.matches ? { width: 380, names: 0, row: 2 * ROW } : { width: 720, names: 250, row: ROW }));
-    figure.querySelector("figcaption").replaceChildren(legend({ series: costs(chart).map((cost, i) => ({ name: `${cost} passes`, colour: i, loose: true, points: [] })) }));
+    figure.querySelector("figcaption").replaceChildren(legend({ series: costs(chart).map((alike, i) => ({ name: `${alike.join(" or ")} passes`, colour: i, loose: true })) }));
   };
   narrow.addEventListener("change", draw);
   draw();
@@ -31,12 +31,13 @@ function intervals(chart, box) {
   svg.append(element("line", { class: "zero", x1: x.to(0), x2: x.to(0), y1: 4, y2: height - FOOT }));
   text(svg, (from + until) / 2, height - 10, chart.x, { "text-anchor": "middle" });
   const known = costs(chart);
+  const place = (row) => known.findIndex((alike) => alike.includes(row.passes));
   let y = 0;
   for (const group of chart.groups) {
     text(svg, 8, y + HEAD - 9, group.name, { class: "group" });
     y += HEAD;
-    for (const row of group.rows) {
-      const colour = known.indexOf(row.passes), style = `stroke:var(--c${colour % 8})`;
+    for (const row of [...group.rows].sort((a, b) => place(a) - place(b) || b.mean - a.mean)) {
+      const colour = place(row), style = `stroke:var(--c${colour % 8})`;
       const middle = y + box.row - ROW / 2, told = y + ROW / 2 + 4;
       const drawn = element("g", { class: "ours" });
       if (row.seeds > 1) drawn.append(element("line", { class: "bar", x1: inside(row.low), x2: inside(row.high), y1: middle, y2: middle, style }));
@@ -50,8 +51,15 @@ function intervals(chart, box) {
   return svg;
 }
 
+// Those that differ by less than a fiftieth are of one colour.
 function costs(chart) {
-  return [...new Set(chart.groups.flatMap((group) => group.rows.map((row) => row.passes)))].sort((a, b) => a - b);
+  const found = [...new Set(chart.groups.flatMap((group) => group.rows.map((row) => row.passes)))].sort((a, b) => a - b);
+  const alike = [];
+  for (const cost of found) {
+    if (alike.length && cost < 1.02 * alike.at(-1)[0]) alike.at(-1).push(cost);
+    else alike.push([cost]);
+  }
+  return alike;
 }
 
 function spoken(row) {
