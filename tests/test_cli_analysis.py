@@ -129,6 +129,31 @@ def test_statistics_are_those_of_images_as_they_were_trained_on(tmp_path):
     assert tasks(plain, execution)["train"].as_trained is None
 
 
+def test_a_limit_takes_fewer_samples_as_they_were(tmp_path):
+    """Normalised by what the net was trained on, and never others than those."""
+    execution = Execution(out=str(tmp_path), device="cpu", progress=False)
+    changes = {
+        "digits": ["lr=0.1", "train_limit=100", "test_limit=60"],
+        "words": ["lr=1.0"],
+        "utterances": ["lr=0.003"],
+    }
+    for name, words in changes.items():
+        train(get(name).with_changes(["phases=1", *words]), execution)
+        found = solution(tmp_path / name / "seed-0")
+        whole, few, all_of_it = (tasks(found, execution, limit) for limit in (None, 5, 10**6))
+        for part in ("train", "test"):
+            given = [sample for batch in few[part].batches for sample in batch[0]]
+            assert sum(few[part].size(batch) for batch in few[part].batches) == 5
+            assert all_of_it[part].measure() == whole[part].measure()
+            if name == "words":
+                continue
+            known = [sample for batch in whole[part].batches for sample in batch[0]]
+            same = [any(a[:, :n].equal(b[:, :n]) for b in known if (n := min(a.shape[1], b.shape[1]))) for a in given]
+            assert all(same), (name, part)
+    with pytest.raises(ValueError, match="limit must be a whole number of at least 1, not 0"):
+        tasks(found, execution, 0)
+
+
 def test_a_language_model_is_judged_from_the_beginning_of_every_batch(tmp_path):
     execution = Execution(out=str(tmp_path), device="cpu", progress=False)
     train(get("words").with_changes(["phases=1", "lr=1.0"]), execution)
@@ -196,6 +221,18 @@ def test_sharpness_in_three_ways_and_a_level(runs, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "symmetric excess at level 0.1 (sphere)" in shown and "SAM's" in shown and "Keskar's" in shown
     assert (tmp_path / "sharpness-level.png").stat().st_size
+
+
+def test_one_pair_of_noises_has_no_spread(runs, tmp_path, capsys):
+    pytest.importorskip("scipy")
+    rows = tmp_path / "rows.jsonl"
+    words = ["sharpness", next(iter(runs)), "--pairs", "1", "--subspace", "3", "--find-level", "--results", str(rows)]
+    assert main([*words, "--out", str(tmp_path / "sharpness"), *FEW]) == 0
+    assert "±" not in capsys.readouterr().out.splitlines()[0]
+    row = json.loads(rows.read_text(), parse_constant=pytest.fail)
+    assert (row["excess_sd"], row["pairs"]) == (None, 1)
+    with np.load(tmp_path / "sharpness-level.npz") as curve:
+        assert curve["plus"].shape[-1] == 1
 
 
 def test_sharpness_of_several_runs_leaves_a_row_each(runs, tmp_path, capsys):

@@ -5,6 +5,7 @@ Without pytest: PYTHONPATH=src python tests/test_cuda_train.py
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -101,6 +102,28 @@ def test_the_graph_of_every_method_is_its_eager_step() -> None:
             continue
         said, (graph, _) = graph_and_eager(name)
         assert bool(said) == (graph.opt.not_capturable is not None), f"{name} said {said}"
+
+
+def test_a_graph_that_is_garbage_does_not_spoil_the_next() -> None:
+    """A run and its steps know each other: its graph is let go when the collector comes by."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    old = fresh("ssgd", [], graph=True)
+    for _ in range(2):
+        old.step()
+    torch.cuda.synchronize()
+    gc.disable()
+    del old
+    new = fresh("ssgd", [], graph=True)
+    gc.set_threshold(1, 1, 1)
+    gc.enable()
+    try:
+        for _ in range(2):
+            new.step()
+    finally:
+        gc.set_threshold(*thresholds)
+    torch.cuda.synchronize()
+    assert all(tensor.isfinite().all() for tensor in tensors(new))
 
 
 def test_the_graph_of_four_devices_is_their_eager_step() -> None:

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "ssgd"
 LAYOUT = Path(__file__).parent.parent / "docs" / "layout.md"
 BELOW = {
     "core": set(),
+    "capture": set(),
     "compilation": set(),
     "columns": set(),
     "files": set(),
@@ -20,10 +21,21 @@ BELOW = {
     "methods": {"core", "optimizer"},
     "models": set(),
     "data": {"core", "compilation"},
-    "analysis": {"core", "files"},
-    "train": {"core", "optimizer", "methods", "models", "data", "compilation", "columns", "files", "safetensors"},
+    "analysis": {"core", "capture", "files"},
+    "train": {
+        "core",
+        "optimizer",
+        "methods",
+        "models",
+        "data",
+        "capture",
+        "compilation",
+        "columns",
+        "files",
+        "safetensors",
+    },
     "recipes": {"models", "data", "train"},
-    "solutions": {"models", "analysis", "safetensors", "train"},
+    "solutions": {"core", "models", "analysis", "safetensors", "train"},
     "reproduce": {"core", "columns", "files", "methods", "train", "recipes", "analysis", "solutions"},
     "report": set(),  # results alone
     "integrations": {"core", "optimizer"},

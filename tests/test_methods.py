@@ -173,6 +173,15 @@ def test_an_exception_at_any_point_restores(name, error):
     assert fail_at >= 1
 
 
+@pytest.mark.parametrize(
+    ("name", "level", "own"), [("sam", "noise", "rho"), ("ssgd", "rho", "noise"), ("sgd", "p", "none")]
+)
+def test_a_level_by_another_methods_name_is_refused(name, level, own):
+    model = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=f"{name} has no setting '{level}'; its settings: {own}"):
+        METHODS[name].build(SGD(model.parameters(), lr=0.1), model, **{level: 0.1})
+
+
 @pytest.mark.parametrize("name", ["sam", "asam", "m-arwp", "nso", "smoothout-x2", "halves", "entropy-sgd", "ema"])
 def test_ctrl_c_on_any_line_leaves_clean_weights(name):
     x, y = vectors(samples=4, dtype=torch.float32)

@@ -94,6 +94,10 @@ def test_bad_bases():
         SSGD(model, 0.3)
     with pytest.raises(TypeError, match="Around is an optimizer around another: wrap the one inside it"):
         SSGD(Around(SGD(model.parameters(), lr=0.1)), 0.3)
+    holds = SGD(model.parameters(), lr=0.1)
+    holds.base_optimizer = SGD(model.parameters(), lr=0.1)  # as pytorch_optimizer's SAM does
+    with pytest.raises(TypeError, match="SGD is an optimizer around another: wrap the one inside it"):
+        SSGD(holds, 0.3)
     with pytest.raises(TypeError, match="LBFGS is not served"):
         SSGD(LBFGS(model.parameters()), 0.3)
     for name in ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"):
@@ -187,6 +191,46 @@ def test_a_closure_that_returns_nothing():
     with pytest.raises(RuntimeError, match="returned nothing: end it with `return loss`"):
         opt.step(lambda: None)
     assert same(model, before)
+
+
+@pytest.mark.parametrize("returned", [lambda loss: (loss, 1), lambda loss: [loss], lambda loss: {"loss": loss}])
+def test_a_closure_that_returns_more_than_the_loss(returned):
+    model, opt = start()
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def closure():
+        loss = model(vectors(dtype=torch.float32)[0]).sum()
+        loss.backward()
+        return returned(loss)
+
+    with pytest.raises(TypeError, match=r"the closure returned a (tuple|list|dict): end it with `return loss`"):
+        opt.step(closure)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_zero_grad_between_the_points():
+    model, opt = start()
+    for cleared in (0, 1):
+        with pytest.raises(RuntimeError, match=r"zero_grad\(\), or a new points\(\), has ended this batch"):
+            for point in opt.points():
+                if point.index == cleared:
+                    opt.zero_grad()
+                with point:
+                    model(vectors(dtype=torch.float32)[0]).sum().backward()
+
+
+def test_names_for_tensors_and_for_the_model():
+    model = mlp()
+    for names in ("conv", ["0.weight"]):
+        with pytest.raises(TypeError, match=r'perturb is a list of tensors, not of names: select\(model, "conv"\)'):
+            SSGD(SGD(model.parameters(), lr=0.1), 0.3, perturb=names)
+    with pytest.raises(TypeError, match=r"model must be the nn.Module that is trained, not str"):
+        SSGD(SGD(model.parameters(), lr=0.1), 0.3, model="net")
+
+
+def test_a_course_is_a_function():
+    with pytest.raises(TypeError, match=r"a course says the level's factor at each step.*not 0.5"):
+        NoiseSchedule(start()[1], 0.5)
 
 
 def test_split_refuses_what_it_cannot_halve():

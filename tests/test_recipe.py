@@ -139,8 +139,19 @@ def test_words_that_make_no_sense_get_a_sentence(change, sentence):
 
 
 def test_a_method_takes_no_setting_of_another():
+    with pytest.raises(ValueError, match=r"settings.share=1 leaves no clean gradient to mix with.*use method=rwp"):
+        Recipe(method="m-arwp", settings={"share": 1.0})
     with pytest.raises(ValueError, match=r"m-arwp has no setting 'gamma' beside its level: share, eta, beta"):
         Recipe(method="m-arwp", settings={"gamma": 1.0})
+
+
+def test_a_method_that_trains_no_phase_is_refused():
+    """Its name and level would stand in the row."""
+    words = ["method=ssgd", "level=0.5", "lr=0.1"]
+    for phases in ("1-1(split:0.15)", "1(ssgd:0.1)-1", "2-0S"):
+        with pytest.raises(ValueError, match=r"method=ssgd level=0.5 trains none of phases=.*: mark some with S"):
+            Recipe().with_changes([*words, f"phases={phases}"])
+    Recipe().with_changes([*words, "phases=1(split:0.15)-1S"])
 
 
 def test_a_recipe_shows_its_fields_and_its_cost():

@@ -348,7 +348,7 @@ def test_entropy_sgd_follows_its_langevin_steps():
     seen = take(opt, model, x, y)
     for a, b in zip(itertools.chain(*seen), itertools.chain(*at), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-    assert_gradients(model, [0.5 * (w_i - m) for w_i, m in zip(w, mean, strict=True)])
+    assert_gradients(model, [w_i - m for w_i, m in zip(w, mean, strict=True)])
 
 
 def test_entropy_sgd_adds_thermal_noise():

@@ -10,6 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 FULL = "there is no space left for {path}: free some on that disk or in your quota, then run the same command again"
 DENIED = "{path} cannot be written for lack of permission: choose another folder, or change who may write there"
 REFUSALS = {
@@ -66,6 +71,21 @@ def append_line(path: str | Path, text: str) -> None:
             if os.fstat(file.fileno()).st_size == before + written:  # else another process wrote after us
                 file.truncate(before)
             raise
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """No other process is inside for this folder; where the system has no such locks, as it goes."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have none
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def drop_cut_line(path: Path) -> None:

@@ -29,6 +29,8 @@ class NoiseSchedule:
     def __init__(self, optimizer: Optimizer, course: Course) -> None:
         if any("noise" not in group for group in optimizer.param_groups):
             raise TypeError(f"{type(optimizer).__name__} has no noise level: schedule an SSGD optimizer")
+        if not callable(course):
+            raise TypeError(f"a course says the level's factor at each step, such as linear(0, 1, 10), not {course!r}")
         self.optimizer = optimizer
         self.course = course
         self.t = 0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from . import models
 from .analysis.task import Task, samples
+from .core.checks import check_count
 from .safetensors import read_safetensors
 from .train import checkpoint
 from .train.execution import Execution
@@ -83,13 +84,16 @@ def tasks(found: Solution, execution: Execution, limit: int | None = None, large
     Batch-norm's statistics are to be gathered from the training images as the training augmented them: those of whole
     images would cost a net that was trained on moved ones points of accuracy.
 
+    ``limit``: of at most so many samples, which the net sees as it was trained to: normalised by all.
+
     ``large``: in larger batches where a GPU has room for them, as for small images where nothing is differentiated.
     """
     device = torch.device(execution.kind)
     recipe = replace(found.recipe, precision="fp32")
-    if limit is not None:
-        recipe = replace(recipe, train_limit=limit, test_limit=limit)
     source = Sources(execution).get(recipe, device)
+    if limit is not None:
+        check_count("limit", limit)
+        source = source.first(limit)
     net = net_of(found, source)
     net.to(device=device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     objective, words = kind_of(source).objective, source.kind == "language"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..capture import captured_in
 from ..core.random_state import put_back, snapshot
 
 Function = Callable[..., Any]
@@ -84,7 +85,7 @@ def _capture(moved: Sequence[Tensor], function: Function, *arguments: Any) -> Fu
             for _ in range(WARM_UP):
                 function(*mine)
         current.wait_stream(stream)
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with captured_in(graph, stream):
             out = function(*mine)
     finally:
         put_back(drawn)

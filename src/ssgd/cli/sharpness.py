@@ -12,13 +12,15 @@ from ..solutions import Solution, solution, tasks
 from ..train.terminal import ended
 from .looking import add_options, execution
 
+PAIRS = 10
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "solutions", nargs="+", metavar="RUN", help="a run's folder, a checkpoint, or weights.safetensors"
     )
     parser.add_argument("--level", type=float, default=0.1, help="of noise by the run's law (default: 0.1)")
-    parser.add_argument("--pairs", type=int, default=10, help="of noise (default: 10)")
+    parser.add_argument("--pairs", type=int, help="of noise (default: 10, and 4 at each level of --find-level)")
     parser.add_argument("--rho", type=float, default=0.05, help="SAM's (default: 0.05)")
     parser.add_argument("--epsilon", type=float, default=1e-3, help="Keskar's (default: 0.001)")
     parser.add_argument("--subspace", type=int, default=100, help="dimension of Keskar's subspace; 0: the full space")
@@ -55,11 +57,11 @@ def look_at(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
     from ..analysis.sharpness import keskar, sam_sharpness, symmetric_excess
 
     law, task = found.recipe.law, tasks(found, execution(options), options.limit)["train"]
-    excess = symmetric_excess(task, options.level, law=law, pairs=options.pairs, seed=options.seed)
-    print(
-        f"symmetric excess at level {options.level:g} ({law}): {excess.mean:.5f} ± {excess.sd:.5f},"
-        f" worst {excess.worst:.5f}"
-    )
+    pairs = PAIRS if options.pairs is None else options.pairs
+    excess = symmetric_excess(task, options.level, law=law, pairs=pairs, seed=options.seed)
+    sd = excess.sd if pairs > 1 else None
+    spread = "" if sd is None else f" ± {sd:.5f}, worst {excess.worst:.5f}"
+    print(f"symmetric excess at level {options.level:g} ({law}): {excess.mean:.5f}{spread}")
     results.save(excess, results.beside(out, "-excess"))
     sam = sam_sharpness(task, options.rho)
     print(f"SAM's at rho {options.rho:g}: {sam.value:.5f}, to first order {sam.first_order:.5f}")
@@ -69,20 +71,22 @@ def look_at(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
     print(f"Keskar's at epsilon {options.epsilon:g} in {where}: {box.value:.3f}")
     results.save(box, results.beside(out, "-keskar"))
     if options.find_level:
-        curve = find_level(task, law=law, seed=options.seed)
+        own = {} if options.pairs is None else {"pairs": options.pairs}
+        curve = find_level(task, law=law, seed=options.seed, **own)
         print(curve.verdict)
         results.save(curve, results.beside(out, "-level"))
         curve.draw(results.beside(out, "-level.png"))
-    asked = {name: getattr(options, name) for name in ("limit", "level", "pairs", "rho", "epsilon", "subspace")}
+    asked = {name: getattr(options, name) for name in ("limit", "level", "rho", "epsilon", "subspace")}
     return {
         "experiment": found.recipe.name,
         "seed": found.recipe.seeds[0],
         "loss": excess.clean,
         "excess": excess.mean,
-        "excess_sd": excess.sd,
+        "excess_sd": sd,
         "sam": sam.value,
         "keskar": box.value,
         **asked,
+        "pairs": pairs,
         "law": law,
         "noise_seed": options.seed,
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 ELSEWHERE = {  # bases whose state is not their own
@@ -28,7 +28,8 @@ def check_base(base: object) -> None:
             f"this {type(base).__name__} is wrapped by {other} already and carries its levels: make a new one, or call "
             "release() on what wraps it"
         )
-    if isinstance(getattr(type(base), "param_groups", None), property):
+    around = isinstance(getattr(type(base), "param_groups", None), property)
+    if around or any(isinstance(held, Optimizer) for held in vars(base).values()):
         raise TypeError(
             f"{type(base).__name__} is an optimizer around another: wrap the one inside it, and give it the result"
         )
@@ -38,6 +39,11 @@ def check_base(base: object) -> None:
         raise TypeError(f"{type(base).__name__} is not served: {reason}")
     if isinstance(base, torch.optim.SparseAdam):
         raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")
+
+
+def check_model(model: object) -> None:
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model must be the nn.Module that is trained, not {type(model).__name__}")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -63,8 +69,10 @@ def check_level(level: object, meaning: str = "the noise level is ||n|| / ||w||"
 
 
 def check_chosen(perturb: Iterable[Tensor] | None, parameters: Iterable[Tensor]) -> None:
-    known = {id(p) for p in parameters}
-    if any(id(p) not in known for p in perturb or ()):
+    known, perturb = {id(p) for p in parameters}, list(perturb or ())
+    if any(not isinstance(p, Tensor) for p in perturb):
+        raise TypeError('perturb is a list of tensors, not of names: select(model, "conv") and the like make one')
+    if any(id(p) not in known for p in perturb):
         raise ValueError("perturb names a tensor that is in none of the base optimizer's parameter groups")
 
 

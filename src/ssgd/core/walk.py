@@ -120,6 +120,8 @@ class Walk:
     def enter(self, point: Point) -> None:
         if self.inside:
             raise RuntimeError("points cannot be nested: leave the `with point:` you are in first")
+        if self.over and point.index == self.done:
+            raise RuntimeError("zero_grad(), or a new points(), has ended this batch: call it before or after them")
         if self.cut_short or self.over or point.index != self.done:
             raise RuntimeError("this point is over: take points in order, each once, from a new points() or split()")
         if point.index and fingerprint(self.parameters) != self._seen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from numbers import Real
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .checks import check_base, check_choice, check_level
+from .checks import check_base, check_choice, check_level, check_model
 from .gradients import MeanGradient, add_back, added_on_arrival, all_finite, clear
 from .parallel import sharding, unwrap_ddp
 from .points import Level
@@ -44,6 +44,7 @@ class Wrapper(Optimizer):
 
     def __init__(self, base: Optimizer, own: dict[str, Any], model: nn.Module | None, nonfinite: str) -> None:
         check_base(base)
+        check_model(model)
         check_choice("nonfinite", nonfinite, ("step", "skip", "raise"))
         self.base = base
         self.model = model
@@ -256,6 +257,8 @@ class Wrapper(Optimizer):
                 add_back(parameters, aside)
         if loss is None:
             raise RuntimeError("the closure returned nothing: end it with `return loss`")
+        if isinstance(loss, tuple | list | Mapping):
+            raise TypeError(f"the closure returned a {type(loss).__name__}: end it with `return loss`, and that alone")
         return loss
 
     def _step_base(self) -> bool:

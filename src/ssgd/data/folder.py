@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,7 @@ from ssgd.data import batches
 from ssgd.data.augment import normal_table, normalised
 from ssgd.data.crops import checked, decoded, pillow
 from ssgd.data.faults import Faults
-from ssgd.data.listing import File, listed
+from ssgd.data.listing import File, listed, spread
 from ssgd.data.stream import Request, Stream
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
@@ -66,6 +67,12 @@ class Folder:
         self._table = normal_table([255 * m for m in MEAN], [255 * s for s in STD]).to(dtype).to(self._device)
         self._normalised = torch.compile(normalised) if self._device.type == "cuda" else normalised
         self._epochs: dict[int, FolderEpoch] = {}
+
+    def first(self, count: int) -> Folder:
+        """At most so many images of each part, evenly from all."""
+        less = copy(self)
+        less._train, less._test, less._epochs = spread(self._train, count), spread(self._test, count), {}
+        return less
 
     def steps(self, size: int) -> int:
         """Whole batches of ``size`` in an epoch; the images left over sit this epoch out."""

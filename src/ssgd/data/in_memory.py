@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from copy import copy
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from ssgd.data.crops import Bytes, centre, decoded, drawn_crop, opened, pillow
 from ssgd.data.faults import Faults
 from ssgd.data.folder import MEAN, STD, cores, crop_seed, some
 from ssgd.data.held import HeldImages
-from ssgd.data.listing import ENDINGS, File, listed
+from ssgd.data.listing import ENDINGS, File, listed, spread
 from ssgd.data.resize import cut
 
 LIMIT = 2 << 30  # bytes that may be kept
@@ -67,6 +68,15 @@ class FolderInMemory(HeldImages["Epoch"]):
         self._test = _centres(files.test, size, faults, workers, device)
         self._crops = None if whole is None else Crops(whole, size, device)
 
+    def first(self, count: int) -> FolderInMemory:
+        """At most so many images of each part, evenly from all."""
+        less = copy(self)
+        less.__dict__.pop("_epochs", None)
+        train, test = (spread(range(len(labels)), count) for _, labels in (self._train, self._test))
+        less._train, less._test = _chosen(self._train, train), _chosen(self._test, test)
+        less._crops = None if self._crops is None else self._crops.of(train)
+        return less
+
     def _make_epoch(self, seed: int, number: int) -> Epoch:
         return Epoch(*self._train, self._crops, self._table, seed, number)
 
@@ -81,6 +91,13 @@ class Crops:
         for place, image in zip(self._images, whole, strict=True):
             place[: image.shape[0], : image.shape[1]] = torch.from_numpy(image)
         self._images, self._size = self._images.to(device), size
+
+    def of(self, places: list[int]) -> Crops:
+        """The same of these images."""
+        less = copy(self)
+        less._sizes = [self._sizes[place] for place in places]
+        less._images = self._images[places]
+        return less
 
     def __call__(self, chosen: Tensor, seeds: list[int]) -> Tensor:
         """(B, size, size, 3): of each chosen image the part that its seed says."""
@@ -113,6 +130,11 @@ class Epoch:
                 images = self._crops(chosen, [self._seed(place) for place in range(part.start, part.stop)])
             self._made = {key: (normalised(images, self._table), self._labels[chosen.to(self._labels.device)])}
         return self._made[key]
+
+
+def _chosen(part: tuple[Tensor, Tensor], places: list[int]) -> tuple[Tensor, Tensor]:
+    images, labels = part
+    return images[places], labels[places]
 
 
 def _centres(

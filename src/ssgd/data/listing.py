@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ssgd.data.faults import Faults, Unusable
 from ssgd.data.images import held_out as draw_held_out
 from ssgd.data.lines import utf8_lines
 
 File = tuple[str, int]  # its path and class
+Chosen = TypeVar("Chosen")
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 LAYOUT = "an image folder has train/<class>/*.jpg and val/<class>/*.jpg"
 
@@ -41,7 +43,7 @@ def listed(
         train, test = [train[i] for i in kept.tolist()], [train[i] for i in held.tolist()]
     else:
         test = _test_files(root, classes, faults)
-    return Listing(root.resolve().name, classes, _spread(train, train_limit), _spread(test, test_limit))
+    return Listing(root.resolve().name, classes, spread(train, train_limit), spread(test, test_limit))
 
 
 def _by_folder(folder: Path) -> tuple[list[str], list[File]]:
@@ -121,10 +123,10 @@ def _no_numbers(classes: dict[str, int]) -> dict[str, int]:
     return {name: number for name, number in classes.items() if not name.isdecimal()}
 
 
-def _spread(files: list[File], limit: int | None) -> list[File]:
+def spread(files: Sequence[Chosen], limit: int | None) -> list[Chosen]:
     """At most ``limit`` files, evenly from all, since the first ones are all of one class."""
     if limit is None or limit >= len(files):
-        return files
+        return list(files)
     if limit < 1:
         raise ValueError(f"each part of the data needs at least 1 image, not {limit}")
     return [files[i * len(files) // limit] for i in range(limit)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 
 import torch
@@ -44,6 +45,14 @@ class DeviceImages(HeldImages["Epoch"]):
         self._test = _on(device, images.test_images), images.test_labels.to(device)
         make = or_as_it_is(torch.compile(augmented), augmented) if device.type == "cuda" else augmented
         self._make = partial(make, self._train[0], self._table)
+
+    def first(self, count: int) -> DeviceImages:
+        """At most so many images of each part, normalised as all are."""
+        less = copy(self)
+        less.__dict__.pop("_epochs", None)
+        less._train, less._test = ((images[:count], labels[:count]) for images, labels in (self._train, self._test))
+        less._make = partial(self._make.func, less._train[0], self._table)
+        return less
 
     def _make_epoch(self, seed: int, number: int) -> Epoch:
         return Epoch(self._make, self._train[1], seed, number, self._padding, self._flip)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +94,12 @@ class TextSource:
             for part, limit in zip((text.train, text.valid, text.test), limits, strict=True)
         )
 
+    def first(self, count: int) -> TextSource:
+        """At most so many words of each part."""
+        less = copy(self)
+        less._train, less._valid, less._test = (part.first(count) for part in (self._train, self._valid, self._test))
+        return less
+
     def steps(self, size: int) -> int:
         """Whole batches of ``size`` in an epoch; words at the end of each place that do not fill one are left out."""
         return self._train.steps(size)
@@ -120,6 +127,9 @@ class Stream:
     def __init__(self, words: Tensor, end: int, steps_back: int) -> None:
         self._next, self._steps_back = words, steps_back
         self._words = torch.cat([words.new_tensor([end]), words[:-1]])
+
+    def first(self, count: int) -> Stream:
+        return Stream(self._next[:count], int(self._words[0]), self._steps_back)
 
     def steps(self, size: int) -> int:
         if size < 1:

@@ -26,8 +26,9 @@ class EntropySGD(Noisy):
     """Entropy-SGD (Chaudhari et al., arXiv:1611.01838).
 
     L Langevin steps x′ ← x′ − η′ ( ∇f(x′) − γ (w − x′) ) + √η′ ε N(0, 1) from x′ = w, their running mean
-    μ ← (1 − α) μ + α x′, and then the base's step with the gradient γ (w − μ) of the local entropy. ε is the group key
-    ``noise``; ``inner_steps`` is L, the passes of one step.
+    μ ← (1 − α) μ + α x′, and then the base's step with w − μ, the gradient of the local entropy divided by γ: as in the
+    authors' program, so that rates are of the usual size. ε is the group key ``noise``; ``inner_steps`` is L, the
+    passes of one step.
 
     The paper takes each inner step on a new batch: a closure that fetches one each time it is called does that, while
     ``points()`` runs the batch at hand at every inner step. There is no split(). Gradients are not accumulated over
@@ -152,10 +153,10 @@ class Langevin:
         self._inner, self._mean = [], []
 
     def _leave_gradient(self) -> None:
-        """p.grad = γ (w − μ)."""
+        """p.grad = w − μ."""
         clear(self.opt._parameters())
         for bucket, means in zip(self.weights.buckets, self._mean, strict=True):
             for p, w, mean in zip(bucket.parameters, bucket.tensors, means, strict=True):
                 p.grad = torch.zeros_like(p)
-                as_real(local(p.grad)).copy_(self.opt.gamma * (w - mean))
+                as_real(local(p.grad)).copy_(w - mean)
         self._inner, self._mean = [], []

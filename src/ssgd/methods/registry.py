@@ -23,6 +23,8 @@ from .plain import Plain
 from .rwp import RWP
 from .sam import SAM
 
+LEVELS = {"noise", "rho", "p"}  # what the methods call theirs
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -54,6 +56,9 @@ class Method:
     def build(self, base: Optimizer, model: nn.Module, **options: Any) -> Wrapper:
         """The optimizer. ``options`` are the settings, and what the method's class takes besides."""
         settings = {s.name: s.default for s in self.settings}
+        if others := LEVELS & options.keys() - settings.keys():
+            own = ", ".join(settings) or "none"
+            raise TypeError(f"{self.name} has no setting {min(others)!r}; its settings: {own}")
         if self.transform is not None:
             self.transform(bare(model), options.pop("p", settings.pop("p")))
         return self.make(base, model=model, **{**settings, **self.fixed, **options})
@@ -130,7 +135,7 @@ _methods = [
         2,
         (
             *_noise(0.01, 0.05, "gamma: noise of gamma * ||filter|| in every weight"),
-            Setting("share", 0.5, 0.1, 1.0, "lambda, the noisy gradient's share"),
+            Setting("share", 0.5, 0.1, 0.9, "lambda, the noisy gradient's share"),
             Setting("eta", 1.0, 0.0, 10.0, "how much past gradients damp the noise"),
             Setting("beta", 0.99, 0.0, 0.999, "memory of past gradients"),
         ),

@@ -23,7 +23,7 @@ class RWP(Noisy):
     g = λ ∇L(w + ε) + (1 − λ) ∇L(w), with ε ~ N(0, (γ‖w_f‖)²) in each filter f of every trainable weight. γ is the group
     key ``noise``; λ is ``share``: 1 is plain RWP (one pass), ½ the papers' mixture, m-RWP (two passes). With
     ``adaptive`` (ARWP) a filter's noise is divided by √(1 + η F_f), where F sums its past squared gradients,
-    F ← β F + g², so that noise is smaller where the loss is curved.
+    F ← β F + g², so that noise is smaller where the loss is curved (g as above, not the noisy one alone).
 
     The papers take the two gradients on different batches: ``split()`` does, on the halves of one.
     Options not named here are those of :class:`ssgd.SSGD`; the law is fixed.

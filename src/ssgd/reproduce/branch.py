@@ -16,6 +16,8 @@ def branch(stem: Recipe, recipe: Recipe, execution: Execution) -> None:
     the start does; on a GPU, whose arithmetic is not equal, it keeps both in one valley.
     """
     begun, whole = stem.schedule.phases, recipe.schedule.phases
+    if recipe.schedule.peak is not None:
+        raise ValueError(f"{recipe.name} cannot go on from {stem.name}: a cosine over the whole is another over a part")
     if recipe.differences(stem).keys() - LATER or whole[: len(begun)] != begun:
         raise ValueError(
             f"{recipe.name} cannot go on from {stem.name}: only what comes after its phases may be another"

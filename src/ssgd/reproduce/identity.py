@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 from ..core.noisy import Noisy
 from ..methods import registry
+from ..methods.averaging import Averaging
 from ..methods.sam import SAM
 from ..train.phases import Phase
 from ..train.recipe import Recipe
@@ -40,10 +41,13 @@ def _settled(phase: Phase) -> Phase:
 
 
 def _joined(phases: list[Phase]) -> list[Phase]:
-    """Two phases that are one but for the cut between them; noise would be drawn anew there."""
+    """Two phases that are one but for the cut between them. Noise goes by the number of its phase, an average begins
+    anew with it: a training that has either is left as it is."""
+    if any(_noisy(phase) or registry.get(phase.method).make is Averaging for phase in phases):
+        return phases
     found: list[Phase] = []
     for phase in phases:
-        if found and replace(phase, epochs=found[-1].epochs) == found[-1] and not phase.period and not _noisy(phase):
+        if found and replace(phase, epochs=found[-1].epochs) == found[-1] and not phase.period:
             found[-1] = replace(phase, epochs=found[-1].epochs + phase.epochs)
         else:
             found.append(phase)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..files import append_line, explained
+from ..files import append_line, explained, locked
 from ..train.recipe import Recipe
 from .identity import identity
 
@@ -22,6 +24,20 @@ class Results:
         self.rows: list[Row] = []
         self.skipped: list[str] = []
         self._of: defaultdict[tuple[str, int], list[Row]] = defaultdict(list)
+        self._read_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """With the rows that other processes have added by now; inside, none of them adds one."""
+        with explained(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder):
+            for known in (self.rows, self.skipped, self._of):
+                known.clear()
+            self._read_all()
+            yield
+
+    def _read_all(self) -> None:
         for file in sorted(self.folder.glob("*.jsonl")):
             for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
                 if line.strip():

@@ -49,8 +49,9 @@ def carry_out(
             return
         run = chosen[ended["name"]]
         row = {**ended["result"], "scale": plan.scale, "at_once": ended["at_once"]}
-        if results.find(run.recipe, run.seed, plan.experiment.curves) is None or not results.has(row):
-            results.append(plan.experiment.name, row)
+        with results.alone():
+            if results.find(run.recipe, run.seed, plan.experiment.curves) is None or not results.has(row):
+                results.append(plan.experiment.name, row)
 
     for stem, recipes in _stages(plan, [run.recipe for run in chosen.values()], execution):
         if on == "ray":

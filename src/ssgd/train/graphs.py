@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..capture import captured_in
 from ..core.noisy import Noisy
 from .steps import Step
 
@@ -29,8 +30,7 @@ class GraphStep:
             torch.cuda.current_stream().synchronize()
             if isinstance(step.opt, Noisy):
                 step.opt.register_graph(self.graph)
-            stream = torch.cuda.current_stream()
-            with torch.cuda.graph(self.graph, pool, stream=stream, capture_error_mode="thread_local"):
+            with captured_in(self.graph, torch.cuda.current_stream(), pool):
                 step(*self.batch)
 
     def __call__(self, *batch: Tensor) -> None:
@@ -68,7 +68,7 @@ class GraphOf:
         work()
         torch.cuda.current_stream().synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        with captured_in(self.graph, torch.cuda.current_stream()):
             self.out = work()
 
     def __call__(self) -> Tensor:

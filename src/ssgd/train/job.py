@@ -123,6 +123,8 @@ class Job:
         state = self.run.state()
         if self.ranks.first:
             self.checkpoints.save(self.run.position, state)
+            if self.run.step_in_epoch:  # at the end of an epoch it is there already
+                self._add_timing(self.run.epoch)
         self._saved = time.monotonic()
         self.stopped = self.stop_asked
 
@@ -167,10 +169,12 @@ class Job:
         self.last = row = run.finish_epoch()
         if self.ranks.first:
             self.directory.add_metrics(row)
-            seconds = time.monotonic() - self._began
-            self.directory.add_timing({"epoch": row["epoch"], "seconds": round(seconds, 3)})
+            self._add_timing(row["epoch"])
         if self._due(run) or run.done:
             self.save()
+
+    def _add_timing(self, epoch: int) -> None:
+        self.directory.add_timing({"epoch": epoch, "seconds": round(time.monotonic() - self._began, 3)})
 
     def _due(self, run: Run) -> bool:
         """Whether to save now; agreed between ranks, which look at their clocks at the same steps only."""
@@ -209,7 +213,7 @@ class Job:
         if not self.ranks.first:
             return []
         marks = [row["seconds"] for row in self.directory.timings()]
-        return [a for a, b in zip(marks, [*marks[1:], 0.0], strict=True) if b <= a]
+        return [a for a, b in zip(marks, [*marks[1:], 0.0], strict=True) if b < a]
 
     def _row(self, run: Run, seconds: float) -> dict[str, Any]:
         recipe, last = self.recipe, run.history[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +98,12 @@ class Loaded:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def first(self, count: int) -> Loaded:
+        less = copy(self)
+        for name in ("lengths", "_target_lengths", "_targets", "_starts", "_shift", "_scale"):
+            setattr(less, name, getattr(self, name)[:count])
+        return less
 
     def batch(self, chosen: Tensor, mask: SpecAugment | None = None, drawn: Tensor | None = None) -> Batch:
         """These utterances, with the masks that were drawn for them."""

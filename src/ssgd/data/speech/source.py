@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,6 +114,14 @@ class SpeechSource:
             shift, scale = (table[:1] for table in self._moments)
         x = ((frames - shift) * scale).T[None].to(self._device, self._dtype)
         return x, torch.tensor([len(frames)], device=self._device)
+
+    def first(self, count: int) -> SpeechSource:
+        """At most so many utterances of each part, normalised as all are."""
+        less = copy(self)
+        less._parts = {name: part.first(count) for name, part in self._parts.items()}
+        less.utterances = {name: utterances[:count] for name, utterances in self.utterances.items()}
+        less._epochs = {}
+        return less
 
     def steps(self, size: int) -> int:
         """Whole batches of ``size`` in an epoch; the utterances left over, others each time, sit this epoch out."""
