@@ -115,8 +115,8 @@ def test_noise_is_that_of_the_optimizer_by_hand(quiet, method, split):
 
 @pytest.mark.parametrize("mark", ["S", "(split:0.3)"])
 def test_a_phase_changes_the_method_and_keeps_the_momentum(quiet, mark):
-    recipe = small(phases=f"1-1{mark}-1", lr=(0.1, 0.05, 0.01), method="ssgd", level=0.3)
-    train(recipe, quiet)
+    method = {"method": "ssgd", "level": 0.3} if mark == "S" else {}
+    train(small(phases=f"1-1{mark}-1", lr=(0.1, 0.05, 0.01), **method), quiet)
     net = fresh_net()
     base = sgd(net)
     for x, y in batches(range(1), base=base):
