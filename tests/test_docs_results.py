@@ -315,7 +315,12 @@ def test_the_table_of_large_batches_is_that_of_its_rows():
         cells = [f"{row[ACCURACY]:.2f} | {their:.2f}" for row, their in zip(mine, theirs, strict=True)]
         cells += [f"{row['train_accuracy']:.2f}" for row in mine]
         assert f"| {batch:,} | {' | '.join(cells)} |" in text
-    assert len(rows) == 4 and f"SGD's {paper['SGD']['16384']} at 16,384" in text
+    sgd, both, scaled = (rows[f"fig5/{name}/16384"] for name in ("sgd-rate-4", "ssgd-rate-4", "sgd-scaled"))
+    tests, fits = ([f"{row[key]:.2f}" for row in (sgd, both)] for key in (ACCURACY, "train_accuracy"))
+    assert f"| 16,384, rate 0.4 | {tests[0]} |  | {tests[1]} |  | {fits[0]} | {fits[1]} |" in text
+    assert f"SGD loses another {rows['fig5/sgd/16384'][ACCURACY] - sgd[ACCURACY]:.2f} (" in text
+    assert f"| 16,384, rate {0.1 * 16384 / 128:g} after a warm-up | {scaled[ACCURACY]:.2f} |  | diverged |" in text
+    assert len(rows) == 7 and f"SGD's {paper['SGD']['16384']} at 16,384" in text
     card = (ROOT / "docs" / "method.md").read_text()
     (large, noisy), (less, with_noise) = ([rows[f"fig5/{m}/{b}"] for m in ("sgd", "ssgd")] for b in (16384, 4096))
     fits = f"fits {large['train_accuracy']:.2f} % of the training images with SGD and {noisy['train_accuracy']:.2f} %"
