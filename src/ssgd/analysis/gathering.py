@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core.batchnorm import tracking_layers
+from .precision import widest
+
+NO_BATCHES = "the task has no batches: give a loader that can be gone through more than once"
 
 
 @torch.no_grad()
@@ -20,8 +23,8 @@ def gather(model: nn.Module, inputs: Iterable[Any], forward: Callable[[Any], obj
     layers, modes = tracking_layers(model), {module: module.training for module in model.modules()}
     momenta = [layer.momentum for layer in layers]
     counters = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
-    wide = torch.float32 if statistics[0].device.type == "mps" else torch.float64
-    seen, total = 0, torch.zeros(sum(t.numel() for t in statistics), dtype=wide, device=statistics[0].device)
+    device = statistics[0].device
+    seen, total = 0, torch.zeros(sum(t.numel() for t in statistics), dtype=widest(device), device=device)
     try:
         model.train()
         for layer in layers:
@@ -38,7 +41,7 @@ def gather(model: nn.Module, inputs: Iterable[Any], forward: Callable[[Any], obj
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
     if not seen:
-        raise ValueError("the task has no batches: give a loader that can be gone through more than once")
+        raise ValueError(NO_BATCHES)
     means = torch.split(total / seen, [t.numel() for t in statistics])
     torch._foreach_copy_(statistics, [mean.view_as(t) for mean, t in zip(means, statistics, strict=True)])
     return torch.stack(counters).eq(seen).all().item() is True

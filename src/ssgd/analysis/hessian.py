@@ -15,14 +15,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..core.checks import check_choice, check_count
 from ..core.random_state import put_back, snapshot
 from .functional import Functional, flat
-from .precision import full_precision
+from .gathering import NO_BATCHES
+from .precision import full_precision, widest
 from .shaped import captured, compiled
 from .symmetric import Symmetric
 from .task import Task, check_task, evaluating, gradients, kept
 
 Products = Callable[[Any], Iterable[Tensor]]  # of one batch, with each of the vectors
 NAMES = {"forward": "forward over reverse", "double": "double backward", "two-point": "the two-point difference"}
-NO_BATCHES = "the task has no batches: give a loader that can be gone through more than once"
 # no second derivative, or a wrong one (weight norm's), and autograd.grad() does not say so
 SILENT = ("CudnnCtcLossBackward", "WeightNormInterfaceBackward", "torch::autograd::Error")
 TF32 = 2.0**-10  # its eps
@@ -96,7 +96,7 @@ class Hessian(Symmetric):
         count = 0
         with self._ready():
             vectors = vectors.to(self.device, self.dtype, copy=True)
-            total = torch.zeros(vectors.shape, dtype=_wide(self.device), device=self.device)
+            total = torch.zeros(vectors.shape, dtype=widest(self.device), device=self.device)
             products = self._prepare(vectors)
             for batch in self.task.batches:
                 size = self.task.size(batch)
@@ -278,10 +278,6 @@ def _operations(results: Iterable[Tensor]) -> set[str]:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
     return {node.name() for node in seen}
-
-
-def _wide(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _reason(error: Exception) -> str:

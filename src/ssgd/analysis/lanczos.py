@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.checks import check_count
+from .precision import widest
 
 Array = NDArray[np.float64]
 
@@ -96,12 +97,8 @@ def vanishing(dtype: torch.dtype) -> float:
 
 
 def dot(a: Tensor, b: Tensor) -> float:
-    return float((a * b).sum(dtype=_wide(a)))
+    return float((a * b).sum(dtype=widest(a.device)))
 
 
 def norm(a: Tensor) -> float:
-    return float(torch.linalg.vector_norm(a, dtype=_wide(a)))
-
-
-def _wide(a: Tensor) -> torch.dtype:
-    return torch.float32 if a.device.type == "mps" else torch.float64
+    return float(torch.linalg.vector_norm(a, dtype=widest(a.device)))

@@ -10,6 +10,11 @@ from typing import Any
 import torch
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """To add up in."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 @contextmanager
 def full_precision(tf32: bool = False) -> Iterator[None]:
     """No TF32 inside, or TF32 everywhere, whatever the user's settings; afterwards they are what they were."""

@@ -23,6 +23,7 @@ from ..core.checks import check_count, check_level, check_seed
 from ..core.noise import Fill, Law, as_law, mix
 from ..core.points import TwoPoints
 from ..core.selection import default_selection, magnitudes, trainable
+from .gathering import NO_BATCHES
 from .task import Task, evaluating, gradients, kept, replayed
 
 Array = NDArray[np.float64]
@@ -359,7 +360,7 @@ class Flat:
             loss += value.detach().double().item() * size
             count += size
         if not count:
-            raise ValueError("the task has no batches: give a loader that can be gone through more than once")
+            raise ValueError(NO_BATCHES)
         return loss / count, total / count
 
     def _flat(self, tensors: list[Tensor]) -> Tensor:

@@ -25,6 +25,7 @@ from .geometry import Axes, Directions, Geometry
 from .measuring import Measured, Measuring, Stacked
 from .moving import Moving
 from .precision import full_precision
+from .progress import counting
 from .task import Task, check_task, evaluating, kept
 
 Array = NDArray[np.float64]
@@ -262,16 +263,7 @@ def _surface(header: journals.Header, rows: journals.Rows) -> Surface:
 
 
 def _shown(groups: list[range], progress: bool) -> Iterator[range]:
-    if not progress:
-        yield from groups
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        print("without tqdm there is no progress bar: pip install tqdm", file=sys.stderr)
-        yield from groups
-        return
-    with tqdm(total=sum(map(len, groups)), unit=" points", file=sys.stderr, dynamic_ncols=True) as bar:
+    with counting(sum(map(len, groups)), "points", progress) as done:
         for group in groups:
             yield group
-            bar.update(len(group))
+            done(len(group))

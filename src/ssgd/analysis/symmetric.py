@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import Tensor
 from ..core.checks import check_count
 from ..core.noise import as_law, mix
 from .precision import full_precision
+from .progress import counting
 
 
 class Symmetric:
@@ -123,15 +123,5 @@ class Watched:
 @contextmanager
 def watched(matrix: Symmetric, seed: int, progress: bool, total: int | None) -> Iterator[Watched]:
     """For the time of a computation of about ``total`` products, all of it in full precision and without autograd."""
-    with full_precision(), torch.no_grad():
-        if not progress:
-            yield Watched(matrix, seed, lambda count: None)
-            return
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            print("without tqdm there is no progress bar: pip install tqdm", file=sys.stderr)
-            yield Watched(matrix, seed, lambda count: None)
-            return
-        with tqdm(total=total, unit=" products", file=sys.stderr, dynamic_ncols=True) as bar:
-            yield Watched(matrix, seed, bar.update)
+    with full_precision(), torch.no_grad(), counting(total, "products", progress) as done:
+        yield Watched(matrix, seed, done)

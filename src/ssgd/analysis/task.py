@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from ..core.batchnorm import recompute_bn, tracking_layers
 from ..core.checks import check_choice
 from ..core.random_state import Snapshot, put_back, snapshot
-from .gathering import gather
+from .gathering import NO_BATCHES, gather
+from .precision import widest
 
 
 def samples(batch: Any) -> int:
@@ -72,7 +73,7 @@ class Task:
             loss, wrong = self.loss(model, batch), None if self.wrong is None else self.wrong(model, batch)
         check_loss(loss)
         wrong = torch.zeros_like(loss) if wrong is None else torch.as_tensor(wrong)
-        wide = torch.float32 if loss.device.type == "mps" else torch.float64
+        wide = widest(loss.device)
         return torch.stack([loss.to(wide) * self.size(batch), wrong.to(loss.device, wide)])
 
     @torch.no_grad()
@@ -84,7 +85,7 @@ class Task:
             total = found.clone() if total is None else total.add_(found)
             count += self.size(batch)
         if total is None or not count:
-            raise ValueError("the task has no batches: give a loader that can be gone through more than once")
+            raise ValueError(NO_BATCHES)
         return total.tolist(), count
 
     def means(self, sums: tuple[float, float], count: int) -> tuple[float, float | None]:
