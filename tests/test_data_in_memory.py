@@ -56,6 +56,22 @@ def test_they_are_the_images_of_the_folder(root, augment):
     assert [(s.name, s.classes, s.channels, s.kind, s.steps(4)) for s in (kept,)] == [(root.name, 2, 3, "images", 2)]
 
 
+@pytest.mark.parametrize("augment", [True, False])
+def test_fewer_of_them_are_those_of_the_folder_too(root, augment):
+    kinds = (FolderInMemory, Folder)
+    wholes = [kind(root, 9, 0, augment=augment) for kind in kinds]
+    for whole in wholes:
+        whole.epoch(0, 0).batch(0, 4)  # kept, and not another's
+    for less, limited in ((whole.first(6), kind(root, 9, 0, augment=augment, train_limit=6, test_limit=6))
+                          for whole, kind in zip(wholes, kinds, strict=True)):  # fmt: skip
+        mine, theirs = (source.epoch(0, 0).batch(0, 4) for source in (less, limited))
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)) and less.steps(1) == 6
+        for part in ("test_batches", "clean_train_batches"):
+            mine, theirs = (all_of(getattr(source, part)(4)) for source in (less, limited))
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert [whole.steps(1) for whole in wholes] == [12, 12]
+
+
 def test_a_batch_is_made_once_for_all_that_are_at_it(root):
     source = FolderInMemory(root, 9, 0)
     assert source.epoch(0, 0).batch(1, 4)[0] is source.epoch(0, 0).batch(1, 4)[0]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def counting(total: int, unit: str, shown: bool) -> Iterator[Callable[[int], object]]:
+def counting(total: int | None, unit: str, shown: bool) -> Iterator[Callable[[int], object]]:
     """What to call with the number of those just done; a bar of tqdm if it is ``shown``."""
     if shown:
         try:
