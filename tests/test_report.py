@@ -364,6 +364,33 @@ def test_whatever_stands_in_a_row_is_text(tmp_path):
     assert evil in json.dumps(data_of(page)).replace("\\", "")
 
 
+def test_what_diverged_is_told_and_is_no_figure():
+    def of(name, seed, **figures):
+        made = {**row(name, seed), "diverged": "the loss is nan after epoch 3: lower lr or the level", **figures}
+        return as_run({key: value for key, value in made.items() if key not in ("test_accuracy",) or figures})
+
+    part, good = PARTS["table2"], run("table2/cifar100/resnet20/sgd", 1, test_accuracy=68.0)
+    cell = next(c for c in part.cells if (c.row, c.column) == ("ResNet20, SGD", "CIFAR-100"))
+    found = outcome(cell, "table2", [of("table2/cifar100/resnet20/sgd", 0)])
+    assert (found.sample, found.diverged, found.verdict) == (None, 1, NOT_REPRODUCED)
+    found = outcome(cell, "table2", [of("table2/cifar100/resnet20/sgd", 0), good])
+    assert (found.sample.count, found.diverged, found.verdict) == (1, 1, REPRODUCED)
+    alone = Cell("x", "y", None, wanted=cell.wanted)
+    assert outcome(alone, "table2", [of("table2/cifar100/resnet20/sgd", 0)]).verdict == OURS_ALONE
+    with pytest.raises(ValueError, match="has no figure that is a number"):
+        as_run({key: value for key, value in row("cifar100").items() if key != "test_accuracy"})
+
+
+def test_the_page_says_what_diverged(tmp_path):
+    rows = [row("table2/cifar100/resnet20/sgd", 0, diverged="the loss is nan after epoch 3")]
+    rows[0].pop("test_accuracy")
+    write_rows(tmp_path / "results" / "table2.jsonl", rows)
+    page = page_of(tmp_path / "results", tmp_path)
+    assert '<td class="n">diverged</td>' in page and "0 training runs" not in page
+    write_rows(tmp_path / "results" / "more.jsonl", [row("table2/cifar100/resnet20/sgd", 1)])
+    assert "<small>1 more diverged</small>" in page_of(tmp_path / "results", tmp_path)
+
+
 def test_a_curve_says_of_how_many_seeds_it_is():
     curve, broken = [90.0] * 175, [None, 80.0] * 87 + [80.0]
 

@@ -17,7 +17,7 @@ from ssgd.analysis.surface import Surface
 from ssgd.cli.main import main
 from ssgd.recipes import RECIPES, beyond, get, price
 from ssgd.recipes.digits import digits
-from ssgd.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan
+from ssgd.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan, wording
 from ssgd.reproduce.branch import branch
 from ssgd.reproduce.identity import identity
 from ssgd.reproduce.planning import expected_seconds
@@ -356,8 +356,9 @@ def test_a_run_that_fails_does_so_alone_and_is_told(here, monkeypatch, capsys):
     assert re.search(bad, shown.err, re.MULTILINE)
     assert "test/far/seed-0 failed: no data set called 'nowhere'" in shown.err
     assert re.search(r"^test/good +1 of 1 +\d+\.\d\d ", shown.out, re.MULTILINE)
-    assert "still missing: runs: 2; new rows go to results/test.jsonl" in shown.out
-    assert [row["experiment"] for row in written("test")] == ["test/good"]
+    assert re.search(r"^test/bad +0 of 1 +1 diverged ", shown.out, re.MULTILINE)
+    assert "still missing: runs: 1; new rows go to results/test.jsonl" in shown.out
+    assert sorted(row["experiment"] for row in written("test")) == ["test/bad", "test/good"]
 
 
 def test_runs_of_two_precisions_take_turns(here):
@@ -446,6 +447,22 @@ def test_a_cosine_over_the_whole_has_no_stem(here):
     )
     with pytest.raises(ValueError, match="a cosine over the whole is another over a part"):
         branch(stem, recipe, here)
+
+
+def test_a_run_that_diverges_has_a_row_and_is_not_made_again(here, capsys):
+    good, bad = tiny("good"), replace(tiny("bad"), phases="3", lr=(1e6,))
+    experiment, results = made_of(good, bad), Results("results")
+    failures = carry_out(plan(experiment, "paper", results), here, results)
+    assert list(failures) == ["test/bad/seed-0"] and "lower lr" in failures["test/bad/seed-0"]
+    rows = {row["experiment"]: row for row in Results("results").rows}
+    row = rows["test/bad"]
+    assert row["diverged"].endswith("lower lr or the level") and "test_accuracy" not in row
+    facts = {"recipe", "seed", "seconds", "passes", "curve", "device", "commit", "scale", "at_once"}
+    assert facts <= row.keys() <= rows["test/good"].keys() | {"diverged"}
+    again = plan(experiment, "paper", Results("results"))
+    assert not again.to_do and re.search(r"bad +0 of 1 +1 diverged", wording.outcome(again, results))
+    assert carry_out(again, here, results) == {} and len(Results("results").rows) == 2
+    assert expected_seconds(again.runs, [row], "cpu", 1)[1] == {"small-cnn"}  # its time is not that of a whole run
 
 
 def test_processes_that_made_the_same_run_leave_one_row(tmp_path, here):

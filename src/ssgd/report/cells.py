@@ -23,7 +23,8 @@ RULE = (
     "the paper's sign. A spread is a standard deviation over seeds; the paper's is that of its tables A1 and A2 or of "
     "the bars of its figure 3, and where it states none, 1 % of its number. A single seed of ours adds no spread. "
     "Undecided: our SGD has not been run, so the gain is not known; or our runs were shortened, which is marked: "
-    "small. Ours alone: the paper has no number."
+    "small. Ours alone: the paper has no number. Diverged: the loss became nan or infinite, and there is no figure; "
+    "where all seeds did, that is not reproduced."
 )
 
 
@@ -60,6 +61,7 @@ class Outcome:
     verdict: str
     gain: float | None
     anew: Sample | None = None  # with batch-norm's statistics gathered again: told, and no part of the verdict
+    diverged: int = 0  # seeds whose loss became nan or infinite, and which have no figure
 
 
 def outcome(cell: Cell, part: str, runs: list[Run]) -> Outcome:
@@ -69,8 +71,11 @@ def outcome(cell: Cell, part: str, runs: list[Run]) -> Outcome:
     alike = shortened == small  # a whole run gains nothing over a short one
     gain = gain_over(based, ours) if ours and based and alike else None
     said = UNDECIDED if small and cell.paper is not None else verdict(cell, found, gain)
+    diverged = sum("diverged" in run.row for run in matching(runs, cell.wanted, part)) if cell.wanted else 0
+    if diverged and not ours:
+        said = OURS_ALONE if cell.paper is None else NOT_REPRODUCED
     anew, _ = values(replace(cell, metric=ANEW), part, runs) if cell.metric == "test_accuracy" else ({}, False)
-    return Outcome(cell, ours, found, small, said, gain, sample(anew.values()) if anew else None)
+    return Outcome(cell, ours, found, small, said, gain, sample(anew.values()) if anew else None, diverged)
 
 
 def gain_over(base: Mapping[int, float], ours: Mapping[int, float]) -> float:

@@ -78,7 +78,7 @@ def as_run(row: object) -> Run:
     if not all(isinstance(curve, list) and all(v is None or is_number(v) for v in curve) for curve in curves.values()):
         raise ValueError("has a curve that is not a list of numbers")
     figures = [value for name, value in row.items() if name.endswith(("accuracy", "perplexity", "wer", "cer"))]
-    if not figures or not all(is_number(value) for value in figures):
+    if not (figures or row.get("diverged")) or not all(is_number(value) for value in figures):
         raise ValueError("has no figure that is a number")
     return Run(
         experiment=row["experiment"],

@@ -151,7 +151,7 @@ def _rates(rows: Iterable[Row], device: str, at_once: int) -> dict[str, float]:
     """Seconds a sample, by net."""
     found = defaultdict(list)
     for row in rows:
-        whole = row.get("recipe") and row.keys() >= {"passes", "model", "seconds"}
+        whole = row.get("recipe") and row.keys() >= {"passes", "model", "seconds"} and "diverged" not in row
         work = _work(row["passes"], row["recipe"]) if whole else None
         if work and row.get("device") == device:
             found[row["model"]].append(row["seconds"] / row.get("at_once", at_once) / work)

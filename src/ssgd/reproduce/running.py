@@ -20,7 +20,7 @@ from .pictures import draw
 from .planning import Plan, Planned, device_name, longest_first
 from .rows import Results
 
-Ended = dict[str, Any]  # name, and either result and at_once or failure
+Ended = dict[str, Any]  # name, at_once, and either result or failure, then divergence too if it was that
 Over = Callable[[Ended], None]
 
 
@@ -46,9 +46,11 @@ def carry_out(
     def over(ended: Ended) -> None:
         if "failure" in ended:
             failures[ended["name"]] = ended["failure"]
+        found = ended.get("result") or ended.get("divergence")
+        if found is None:
             return
         run = chosen[ended["name"]]
-        row = {**ended["result"], "scale": plan.scale, "at_once": ended["at_once"]}
+        row = {**found, "scale": plan.scale, "at_once": ended["at_once"]}
         with results.alone():
             if results.find(run.recipe, run.seed, plan.experiment.curves) is None or not results.has(row):
                 results.append(plan.experiment.name, row)
@@ -80,7 +82,8 @@ def train_here(
             if not job.ranks.first:
                 return
             if job.failure is not None:
-                over({"name": job.label, "failure": explained(job.failure)})
+                failure = {"failure": explained(job.failure), "divergence": job.divergence}
+                over({"name": job.label, **failure, "at_once": at_once})
             else:
                 over({"name": job.label, "result": job.result, "at_once": at_once})
 

@@ -65,6 +65,8 @@ def outcome(plan: Plan, results: Results) -> str:
         values = [value for run in mine if run.row is not None and (value := figure(run.row)) is not None]
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
         test = f"{mean(values):.2f}{spread}" if values else "–"
+        if diverged := sum(run.row is not None and "diverged" in run.row for run in mine):
+            test = f"{test}, {diverged} diverged" if values else f"{diverged} diverged"
         rows.append((name, f"{len(values)} of {len(mine)}", test, f"{mine[0].passes:g}"))
     kept = results.folder / f"{plan.experiment.name}.jsonl"
     lacking = [f"runs: {len(plan.to_do)}"] if plan.to_do else []

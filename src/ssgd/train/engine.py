@@ -147,6 +147,8 @@ def alone(job: Job, beside_others: bool = False) -> Iterator[None]:
     except Exception as problem:
         if job.ranks.several and not isinstance(problem, Diverged):  # which all ranks see alike
             raise  # the others wait: all must end
+        if isinstance(problem, Diverged):
+            job.note_divergence(problem)
         job.close()
         let_go(problem)
         if isinstance(problem, torch.cuda.OutOfMemoryError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from .distributed import Ranks, by_first, total
 from .execution import Execution, settled
 from .kinds import figure
 from .recipe import Recipe
-from .run import Run
+from .run import Diverged, Run
 from .rundir import RunDir, environment
 
 TOLD = 20  # of what was skipped in the data, at the terminal
@@ -44,6 +44,7 @@ class Job:
         self.run: Run | None = None
         self.result: dict[str, Any] | None = None
         self.failure: BaseException | None = None
+        self.divergence: dict[str, Any] | None = None  # the row of a run that failed so
         self.last: dict[str, Any] | None = None  # the metrics of the last epoch
         self.stop_asked = False
         self.stopped = False  # asked to, and saved
@@ -128,6 +129,11 @@ class Job:
         self._saved = time.monotonic()
         self.stopped = self.stop_asked
 
+    def note_divergence(self, problem: Diverged) -> None:
+        """A row all the same, without figures: that its loss is no number any more is what came of a training."""
+        if self.run is not None:
+            self.divergence = self._row(self.run, {"diverged": str(problem)})
+
     def close(self) -> None:
         try:
             if self.run is not None:
@@ -188,8 +194,7 @@ class Job:
         return False
 
     def _finish(self, run: Run) -> None:
-        seconds = sum(self._stretches())
-        result = self._row(run, seconds)
+        result = self._row(run, self._figures(run))
         weights = run.weights()
         if self.ranks.first:
             write_safetensors(self.folder / "weights.safetensors", weights)
@@ -215,8 +220,14 @@ class Job:
         marks = [row["seconds"] for row in self.directory.timings()]
         return [a for a, b in zip(marks, [*marks[1:], 0.0], strict=True) if b < a]
 
-    def _row(self, run: Run, seconds: float) -> dict[str, Any]:
-        recipe, last = self.recipe, run.history[-1]
+    def _figures(self, run: Run) -> dict[str, float]:
+        figures = {key: value for part in run.kind.AT_THE_END for key, value in run.evaluate(part).items()}
+        told = {key: value for key, value in run.history[-1].items() if key.startswith(run.kind.EVERY_EPOCH)}
+        return {**figures, **told, **run.with_statistics_anew()}
+
+    def _row(self, run: Run, outcome: Mapping[str, Any]) -> dict[str, Any]:
+        """What was trained, what came of it, where, and the course it took."""
+        recipe, seconds = self.recipe, sum(self._stretches())
         method = registry.get(recipe.method)
         where = environment()
         return {
@@ -234,9 +245,7 @@ class Job:
             "epochs": run.schedule.epochs,
             "passes": run.schedule.passes,
             "seconds": round(seconds, 1),
-            **{key: value for part in run.kind.AT_THE_END for key, value in run.evaluate(part).items()},
-            **{key: value for key, value in last.items() if key.startswith(run.kind.EVERY_EPOCH)},
-            **run.with_statistics_anew(),
+            **outcome,
             "skipped": counts(run.source.skipped),
             "device": where["devices"][0] if run.device.type == "cuda" else "cpu",
             "versions": {"ssgd": where["ssgd"], "torch": where["torch"], "python": where["python"]},
@@ -256,7 +265,7 @@ def _law(run: Run) -> str | None:
 
 def _curves(history: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     """What else was told of each epoch: the loss of its passes, and the validation part where there is one."""
-    names = [name for name in history[-1] if name == "loss" or name.startswith("valid_")]
+    names = [name for name in (history[-1] if history else {}) if name == "loss" or name.startswith("valid_")]
     return {name: [None if name not in row else round(row[name], 4) for row in history] for name in names}
 
 
