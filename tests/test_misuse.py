@@ -98,11 +98,16 @@ def test_bad_bases():
     holds.base_optimizer = SGD(model.parameters(), lr=0.1)  # as pytorch_optimizer's SAM does
     with pytest.raises(TypeError, match="SGD is an optimizer around another: wrap the one inside it"):
         SSGD(holds, 0.3)
+    rate = torch.tensor(0.1, requires_grad=True)
+    holds.base_optimizer = SGD([rate], lr=0.1)  # of its own rate, say
+    SSGD(holds, 0.3)
     with pytest.raises(TypeError, match="LBFGS is not served"):
         SSGD(LBFGS(model.parameters()), 0.3)
     for name in ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"):
+        base = type(name, (SGD,), {})(model.parameters(), lr=0.1)
+        base.optim = SGD(model.parameters(), lr=0.1)  # as both do
         with pytest.raises(TypeError, match=f"{name} is not served: "):
-            SSGD(type(name, (SGD,), {})(model.parameters(), lr=0.1), 0.3)
+            SSGD(base, 0.3)
     with pytest.raises(TypeError, match="is a SSGD already: wrap the optimizer inside it"):
         SSGD(SSGD(SGD(model.parameters(), lr=0.1), 0.3), 0.3)
     with pytest.raises(ValueError, match=r"nothing to perturb.*perturb=select"):

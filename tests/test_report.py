@@ -4,7 +4,7 @@ import json
 import math
 import re
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -379,6 +379,30 @@ def test_what_diverged_is_told_and_is_no_figure():
     assert outcome(alone, "table2", [of("table2/cifar100/resnet20/sgd", 0)]).verdict == OURS_ALONE
     with pytest.raises(ValueError, match="has no figure that is a number"):
         as_run({key: value for key, value in row("cifar100").items() if key != "test_accuracy"})
+
+
+def test_what_diverged_stands_in_the_way_of_nothing():
+    """Neither of a finished run of its seed, nor of the curves of the others; a shortened one decides nothing."""
+    part, curve = PARTS["fig4"], [90.0] * 175
+    lost = {**row("table2/cifar10/resnet20/sgd", 0, curve=[50.0] * 12), "experiment": "fig4/x", "diverged": "so"}
+    lost = as_run({key: value for key, value in lost.items() if key != "test_accuracy"})
+    good = [run("table2/cifar10/resnet20/sgd", seed, curve=curve) for seed in (0, 1)]
+    found = outcome(part.cells[0], "fig4", [lost, *good])
+    assert (list(found.ours), found.diverged) == ([0, 1], 0)
+    (drawn,) = learning_curves(part, [replace(lost, seed=2), *good], "test")
+    assert (drawn["name"], len(drawn["points"])) == ("SGD, 2 of 3 seeds", 175)
+    short = replace(lost, scale="small", phases="5-5-5")
+    assert outcome(part.cells[0], "fig4", [short]).verdict == UNDECIDED
+
+
+def test_our_questions_name_what_diverged(tmp_path):
+    changes = ({"method": "split", "level": 0.1}, {})
+    rows = [{**row("cifar100", 1, one), "experiment": "price/x"} for one in changes]
+    gone = {**row("cifar100", 2, changes[0]), "experiment": "price/x", "diverged": "so"}
+    gone.pop("test_accuracy")
+    write_rows(tmp_path / "results" / "price.jsonl", [*rows, gone])
+    page = page_of(tmp_path / "results", tmp_path)
+    assert page.count("Diverged, and in no line for want of a figure: split (0.1") == 2  # split and the price
 
 
 def test_the_page_says_what_diverged(tmp_path):

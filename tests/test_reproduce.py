@@ -465,6 +465,16 @@ def test_a_run_that_diverges_has_a_row_and_is_not_made_again(here, capsys):
     assert expected_seconds(again.runs, [row], "cpu", 1)[1] == {"small-cnn"}  # its time is not that of a whole run
 
 
+def test_a_picture_of_what_diverged_is_not_waited_for(here):
+    recipes = EXPERIMENTS["fig2"].recipes("smoke")
+    worse = [replace(recipe, lr=(1e6,) * len(recipe.lr)) if recipe.method == "ssgd" else recipe for recipe in recipes]
+    experiment = replace(EXPERIMENTS["fig2"], recipes=lambda scale: worse)
+    results = Results("results")
+    assert len(carry_out(plan(experiment, "smoke", results), here, results)) == 1
+    again = plan(experiment, "smoke", Results("results"))
+    assert again.pictures and not again.to_do
+
+
 def test_processes_that_made_the_same_run_leave_one_row(tmp_path, here):
     recipe = tiny()
     plans = [plan(made_of(recipe), "paper", Results(tmp_path)) for _ in range(2)]

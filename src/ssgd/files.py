@@ -79,7 +79,8 @@ def locked(folder: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    with explained(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # some network file systems have none
             fcntl.flock(descriptor, fcntl.LOCK_EX)

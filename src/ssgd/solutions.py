@@ -125,6 +125,8 @@ def tasks(found: Solution, execution: Execution, limit: int | None = None, large
 def data_of(found: Solution, limit: int | None) -> dict[str, object]:
     """Which data tasks() would take, for what is kept of an evaluation."""
     given: dict[str, object] = {"data": found.recipe.data, "limit": limit, "held_out": found.recipe.held_out}
+    if limit is not None:
+        given["normalised"] = "as trained"
     return {**given, "statistics": "as trained"} if found.recipe.augment else given
 
 

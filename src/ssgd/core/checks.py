@@ -28,15 +28,16 @@ def check_base(base: object) -> None:
             f"this {type(base).__name__} is wrapped by {other} already and carries its levels: make a new one, or call "
             "release() on what wraps it"
         )
-    around = isinstance(getattr(type(base), "param_groups", None), property)
-    if around or any(isinstance(held, Optimizer) for held in vars(base).values()):
-        raise TypeError(
-            f"{type(base).__name__} is an optimizer around another: wrap the one inside it, and give it the result"
-        )
     if isinstance(base, torch.optim.LBFGS):
         raise TypeError("LBFGS is not served: it evaluates its closure at points of its own; use a first-order method")
     if reason := ELSEWHERE.get(type(base).__name__):
         raise TypeError(f"{type(base).__name__} is not served: {reason}")
+    held = [inside for inside in vars(base).values() if isinstance(inside, Optimizer)]
+    theirs, own = ({id(p) for one in opts for g in one.param_groups for p in g["params"]} for opts in (held, [base]))
+    if isinstance(getattr(type(base), "param_groups", None), property) or theirs & own:
+        raise TypeError(
+            f"{type(base).__name__} is an optimizer around another: wrap the one inside it, and give it the result"
+        )
     if isinstance(base, torch.optim.SparseAdam):
         raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")
 

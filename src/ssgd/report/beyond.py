@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from .charts import Chart, chart, curve
-from .questions import Line, Question, by_variant, figures, passes
+from .questions import Line, Question, by_variant, figures, lost, passes
 from .runs import Run, is_number
 from .statistics import paired, sample
 
@@ -42,7 +42,17 @@ def beyond(runs: list[Run]) -> Question:
         "three seeds on."
     )
     drawn = [drawing(series)] if series else []
-    return Question("beyond", "Beyond CIFAR", about, "ssgd reproduce beyond", lines, drawn, measured="test", base=BASE)
+    return Question(
+        "beyond",
+        "Beyond CIFAR",
+        about,
+        "ssgd reproduce beyond",
+        lines,
+        drawn,
+        measured="test",
+        base=BASE,
+        diverged=lost(mine),
+    )
 
 
 def lines_of(task: str, metric: str, runs: list[Run]) -> Named:

@@ -72,7 +72,7 @@ def outcome(cell: Cell, part: str, runs: list[Run]) -> Outcome:
     gain = gain_over(based, ours) if ours and based and alike else None
     said = UNDECIDED if small and cell.paper is not None else verdict(cell, found, gain)
     diverged = sum("diverged" in run.row for run in matching(runs, cell.wanted, part)) if cell.wanted else 0
-    if diverged and not ours:
+    if diverged and not ours and not small:
         said = OURS_ALONE if cell.paper is None else NOT_REPRODUCED
     anew, _ = values(replace(cell, metric=ANEW), part, runs) if cell.metric == "test_accuracy" else ({}, False)
     return Outcome(cell, ours, found, small, said, gain, sample(anew.values()) if anew else None, diverged)
@@ -90,10 +90,10 @@ def values(cell: Cell, part: str, runs: list[Run]) -> tuple[dict[int, float], bo
     """Ours by seed, and whether they are of shortened runs."""
     if cell.wanted is None:
         return {}, False
-    found = {r.seed: r for r in matching(runs, cell.wanted, part) if r.metric(cell.metric) is not None}
+    found = [r for r in matching(runs, cell.wanted, part) if r.metric(cell.metric) is not None or "diverged" in r.row]
     course = joined_phases(cell.wanted["phases"], cell.wanted)
-    small = any(joined_phases(run.phases, cell.wanted) != course for run in found.values())
-    return {seed: value for seed, run in found.items() if (value := run.metric(cell.metric)) is not None}, small
+    small = any(joined_phases(run.phases, cell.wanted) != course for run in found)
+    return {run.seed: value for run in found if (value := run.metric(cell.metric)) is not None}, small
 
 
 def verdict(cell: Cell, ours: Sample | None, gain: float | None) -> str:

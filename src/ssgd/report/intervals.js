@@ -44,7 +44,7 @@ function intervals(chart, box) {
       drawn.append(mark({ colour }, x.to(row.mean), middle, `var(--c${colour % 8})`));
       svg.append(drawn);
       text(svg, 16, told, row.name, { class: "name" });
-      text(svg, box.width - 8, told, spoken(row), { "text-anchor": "end" });
+      text(svg, box.width - 8, told, spoken(row), { "text-anchor": "end", class: "told" });
       y += box.row;
     }
   }

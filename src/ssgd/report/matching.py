@@ -50,7 +50,8 @@ OF_THE_RECIPE = ("epochs",)  # in a row it is how many were trained, in a recipe
 
 
 def matching(runs: Iterable[Run], wanted: Wanted, part: str) -> list[Run]:
-    """The runs of a cell, one for each seed: where a training was made twice, the one made for this part.
+    """The runs of a cell, one for each seed: where a training was made twice, the one made for this part, and rather
+    one that did not diverge.
 
     Where there is none, runs of scale ``small`` that were shortened for this very part of the paper: their phases
     are as many and marked alike.
@@ -63,7 +64,7 @@ def matching(runs: Iterable[Run], wanted: Wanted, part: str) -> list[Run]:
         for run in fits
         if run.scale == "small" and _made_for(run, part) and marks(run.phases) == marks(wanted["phases"])
     ]
-    return first_of_each_seed(sorted(whole or short, key=lambda run: not _made_for(run, part)))
+    return first_of_each_seed(sorted(whole or short, key=lambda run: ("diverged" in run.row, not _made_for(run, part))))
 
 
 def _made_for(run: Run, part: str) -> bool:

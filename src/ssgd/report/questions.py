@@ -46,6 +46,7 @@ class Question:
     charts: list[Chart] = field(default_factory=list)
     measured: str = "test, %"
     base: str = "SGD"
+    diverged: tuple[str, ...] = ()  # runs whose loss became nan or infinite: they stand in no line
 
     @property
     def ran(self) -> bool:
@@ -78,9 +79,11 @@ def baseline(runs: list[Run]) -> Question:
     t = targets()["table2_cifar"]["ResNet20"]["SGD"]
     paper = dict(zip(DATA, t, strict=True))
     lines, series = [], []
+    gone: tuple[str, ...] = ()
     for place, data in enumerate(paper):
         fits = [run for run in runs if run.method == "sgd" and run.data == data and is_plain_cifar(run)]
-        points = []
+        gone += lost(fits)
+        fits, points = measured(fits), []
         decays = sorted({run.weight_decay for run in fits})
         for decay in decays:
             mine = first_of_each_seed(run for run in fits if same(run.weight_decay, decay))
@@ -95,7 +98,7 @@ def baseline(runs: list[Run]) -> Question:
         "The paper does not state its weight decay. Which one gives its SGD, "
         f"{paper['cifar10']} % on CIFAR-10 and {paper['cifar100']} % on CIFAR-100? ResNet20, shortcut A, 175 epochs."
     )
-    return Question("baseline", "The baseline", about, "ssgd reproduce baseline", lines, [drawn])
+    return Question("baseline", "The baseline", about, "ssgd reproduce baseline", lines, [drawn], diverged=gone)
 
 
 def split(runs: list[Run]) -> Question:
@@ -104,18 +107,20 @@ def split(runs: list[Run]) -> Question:
         "with batch-norm over half-batches and no noise (halves), on CIFAR. Seeds share initialisation and data order; "
         "differences are those of common seeds."
     )
-    lines = compared(runs, lambda run: run.method in ("split", "halves") and run.data in DATA)
-    return Question("split", "Split", about, "ssgd reproduce price", lines)
+    lines, gone = compared(runs, lambda run: run.method in ("split", "halves") and run.data in DATA)
+    return Question("split", "Split", about, "ssgd reproduce price", lines, diverged=gone)
 
 
 def level(runs: list[Run]) -> Question:
     lines, series = [], []
+    gone: tuple[str, ...] = ()
     theirs = targets()["fig3_noise_level"]["curves"]["S-SGD"]
     series.append(curve("S-SGD", [(p["level"], p["mean"], p["half_width"]) for p in theirs], True, 0))
     for colour, law in enumerate(("uniform", "sphere", "sign")):
         fits = [r for r in runs if r.data == "cifar100" and r.method == "ssgd" and r.law == law and is_plain_cifar(r)]
         fits = [r for r in fits if same(r.weight_decay, CIFAR["weight_decay"]) and r.level is not None]
-        points = []
+        gone += lost(fits)
+        fits, points = measured(fits), []
         for at in sorted({run.level for run in fits if run.level is not None}):
             found = sample(figures(first_of_each_seed(r for r in fits if r.level == at)).values())
             points.append((at, found.mean, found.sd))
@@ -126,7 +131,7 @@ def level(runs: list[Run]) -> Question:
         "layer's rms (uniform), or the ratio of norms ‖n‖ / ‖w‖ (sphere)? ResNet20, CIFAR-100."
     )
     drawn = chart("level", "noise level a", "test accuracy, %", series)
-    return Question("level", "The level", about, "ssgd reproduce level", lines, [drawn])
+    return Question("level", "The level", about, "ssgd reproduce level", lines, [drawn], diverged=gone)
 
 
 def setting(runs: list[Run]) -> Question:
@@ -143,9 +148,9 @@ def setting(runs: list[Run]) -> Question:
         everywhere = run.law == LAW and run.field("perturb") == "all" and whole_phases(run.phases) == CIFAR["phases"]
         return (run.method, run.level) in tried and everywhere
 
-    lines = compared(asked, chosen)
+    lines, gone = compared(asked, chosen)
     several = len({line.protocol for line in lines}) > 1  # one setting alone answers nothing
-    return Question("setting", "The setting", about, "ssgd reproduce setting", lines if several else [])
+    return Question("setting", "The setting", about, "ssgd reproduce setting", lines if several else [], diverged=gone)
 
 
 def price(runs: list[Run]) -> Question:
@@ -158,22 +163,28 @@ def price(runs: list[Run]) -> Question:
         "What a method costs, in passes over the data, and what it brings over SGD on the same seeds: mean of the "
         "differences, 95 % interval of Student's t, and how many seeds gained. Seed 0, which tuning used, is left out."
     )
-    lines = compared(unseen, lambda run: (protocol_of(run), variant(run)) in asked)
+    lines, gone = compared(unseen, lambda run: (protocol_of(run), variant(run)) in asked)
     drawn = [price_chart(lines)] if any(line.difference for line in lines) else []
-    return Question("price", "The price", about, "ssgd reproduce price", lines, drawn)
+    return Question("price", "The price", about, "ssgd reproduce price", lines, drawn, diverged=gone)
 
 
 def tune(runs: list[Run]) -> Question:
     held_out = [run for run in runs if run.field("held_out", 0)]
     about = "Noise level, and the ρ of SAM and ASAM alike, tried on training images held out."
-    lines = compared(held_out, lambda run: True, held_out=True)
-    return Question("tune", "Tuning", about, "ssgd reproduce tune", lines, measured="held out, %")
+    lines, gone = compared(held_out, lambda run: True, held_out=True)
+    return Question("tune", "Tuning", about, "ssgd reproduce tune", lines, measured="held out, %", diverged=gone)
 
 
-def compared(runs: list[Run], chosen: Callable[[Run], bool], held_out: bool = False) -> list[Line]:
-    """The chosen runs, after the SGD that each is compared with: the same protocol, and the cost nearest to its own."""
+def compared(
+    runs: list[Run], chosen: Callable[[Run], bool], held_out: bool = False
+) -> tuple[list[Line], tuple[str, ...]]:
+    """The chosen runs, after the SGD that each is compared with: the same protocol, and the cost nearest to its own.
+
+    And the names of those chosen that diverged.
+    """
     lines = []
-    runs = [r for r in runs if bool(r.field("held_out", 0)) == held_out and r.metric("test_accuracy") is not None]
+    asked = [run for run in runs if bool(run.field("held_out", 0)) == held_out]
+    runs = measured(asked)
     for protocol in dict.fromkeys(protocol_of(run) for run in runs if chosen(run) and not is_sgd(run)):
         here = [run for run in runs if protocol_of(run) == protocol]
         plain = by_variant(run for run in here if is_sgd(run))
@@ -182,7 +193,15 @@ def compared(runs: list[Run], chosen: Callable[[Run], bool], held_out: bool = Fa
         lines += [line(base, None, []) for base in plain if any(base is used for used in bases)]
         halves = next((group for group in others if group[0].method == "halves"), [])
         lines += [line(group, base, halves) for group, base in zip(others, bases, strict=True)]
-    return lines
+    return lines, lost(run for run in asked if chosen(run))
+
+
+def measured(runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if run.metric("test_accuracy") is not None]
+
+
+def lost(runs: Iterable[Run]) -> tuple[str, ...]:
+    return tuple(f"{told(run)} ({spoken(run)}, seed {run.seed})" for run in runs if "diverged" in run.row)
 
 
 def by_variant(runs: Iterable[Run]) -> list[list[Run]]:
@@ -241,15 +260,8 @@ def _interval(line: Line) -> dict[str, Any] | None:
 def is_plain_cifar(run: Run) -> bool:
     """ResNet20 under the paper's protocol, whatever the method, its law and the weight decay."""
     free = ("weight_decay", "phases", "epochs")
-    measured = run.metric("test_accuracy") is not None
     usual = all(same(run.field(name, value), value) for name, value in CIFAR.items() if name not in free)
-    return (
-        bool(run.recipe)
-        and run.model == "resnet20"
-        and whole_phases(run.phases) == CIFAR["phases"]
-        and usual
-        and measured
-    )
+    return bool(run.recipe) and run.model == "resnet20" and whole_phases(run.phases) == CIFAR["phases"] and usual
 
 
 def is_sgd(run: Run) -> bool:

@@ -104,7 +104,8 @@ def plan(
         seed = recipe.seeds[0]
         row = results.find(recipe, seed, experiment.curves)
         folder = _folder(recipe, None if experiment.stem else row, out)
-        run = Planned(recipe, row, folder, row is None or (bool(pictures) and not _weights(folder)))
+        without_weights = bool(pictures) and not _weights(folder) and row is not None and "diverged" not in row
+        run = Planned(recipe, row, folder, row is None or without_weights)
         if any(fits := [fnmatchcase(run.name, pattern) for pattern in patterns]):
             found.setdefault((identity(recipe), recipe.precision, seed), run)
             used |= {pattern for pattern, fit in zip(patterns, fits, strict=True) if fit}

@@ -68,6 +68,7 @@ def _all_jobs(
     recipes: Sequence[Recipe], execution: Execution, ranks: Ranks, when_over: Callable[[Job], object]
 ) -> list[Job]:
     for recipe in recipes:
+        by_first(ranks, recipe.check_method)
         by_first(ranks, partial(check, recipe, execution, ranks))
     precisions = {settled(recipe, execution.kind).precision for recipe in recipes}
     if len(precisions) > 1:

@@ -142,15 +142,17 @@ class Recipe:
             raise ValueError(
                 f"{self.method} has no setting {unknown[0]!r} beside its level: {', '.join(known) or 'none'}"
             )
+        self.schedule  # noqa: B018 - reads the phases, so that a mistake shows at once
+        self._check_devices()
+
+    def check_method(self) -> None:
+        """Before a training, whose row would have the name of a method, or a cost, that is not its own."""
+        if self.method != "sgd" and all(phase.method != self.method for phase in self.schedule.phases):
+            raise ValueError(
+                f"method={self.method} trains none of phases={self.phases}: mark some with S, or leave the method out"
+            )
         if self.method == "m-arwp" and self.settings.get("share") == 1:
             raise ValueError("settings.share=1 leaves no clean gradient to mix with, at one pass: use method=rwp")
-        trained = [(phase.method, phase.level) for phase in self.schedule.phases]  # a mistake in them shows at once
-        if self.method != "sgd" and (self.method, self.level) not in trained:
-            level = "" if self.level is None else f" level={self.level:g}"
-            raise ValueError(
-                f"method={self.method}{level} trains none of phases={self.phases}: mark some with S, or leave it out"
-            )
-        self._check_devices()
 
     def _check_devices(self) -> None:
         check_count("devices", self.devices)
