@@ -20,7 +20,7 @@ BELOW = {
     "optimizer": {"core"},
     "methods": {"core", "optimizer"},
     "models": set(),
-    "data": {"core", "compilation"},
+    "data": {"core", "compilation", "files"},
     "analysis": {"core", "capture", "files"},
     "train": {
         "core",

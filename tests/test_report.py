@@ -402,7 +402,12 @@ def test_our_questions_name_what_diverged(tmp_path):
     gone.pop("test_accuracy")
     write_rows(tmp_path / "results" / "price.jsonl", [*rows, gone])
     page = page_of(tmp_path / "results", tmp_path)
-    assert page.count("Diverged, and in no line for want of a figure: split (0.1") == 2  # split and the price
+    told = "Diverged, and in no line for want of a figure: split (0.1"
+    assert page.count(told) == 2  # split and the price
+    write_rows(tmp_path / "alone" / "price.jsonl", [gone])
+    alone = page_of(tmp_path / "alone", tmp_path)
+    section = alone[alone.index('<section id="price">') :].partition("</section>")[0]
+    assert alone.count(told) == 2 and told in section and "Not run" not in section
 
 
 def test_the_page_says_what_diverged(tmp_path):

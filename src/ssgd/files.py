@@ -75,7 +75,7 @@ def append_line(path: str | Path, text: str) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """No other process is inside for this folder; where the system has no such locks, as it goes."""
+    """No other process is inside for this folder; where a system or a disk has no such locks, nobody waits."""
     if fcntl is None:
         yield
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import sys
 import tarfile
 import tempfile
@@ -13,10 +12,12 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
+
+from ssgd.files import locked
 
 TIMEOUT = 30  # seconds without a byte
 CHUNK = 1 << 18
@@ -75,18 +76,8 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
     """Lets one process at a time into ``folder``, so that the ranks of a training do not all download."""
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # Windows: no such locks, no waiting
+    with locked(folder):
         yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network disks have none either
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 @contextmanager

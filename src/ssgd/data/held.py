@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from ssgd.data.augment import normalised
 KEPT = 24  # epochs kept, for trainings side by side, which may be at different ones
 
 AnEpoch = TypeVar("AnEpoch")
+Held = TypeVar("Held", bound="HeldImages[Any]")
 
 
 class HeldImages(ABC, Generic[AnEpoch]):
@@ -46,6 +48,12 @@ class HeldImages(ABC, Generic[AnEpoch]):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """All training images in order, not augmented; each rank has its share."""
         return self._in_order(*self._train, size or self.test_size, rank, ranks)
+
+    def _copied(self: Held) -> Held:
+        """Without the epochs that were made."""
+        other = copy(self)
+        other.__dict__.pop("_epochs", None)
+        return other
 
     @cached_property
     def _epochs(self) -> dict[tuple[int, int], AnEpoch]:

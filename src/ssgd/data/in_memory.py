@@ -70,8 +70,7 @@ class FolderInMemory(HeldImages["Epoch"]):
 
     def first(self, count: int) -> FolderInMemory:
         """At most so many images of each part, evenly from all."""
-        less = copy(self)
-        less.__dict__.pop("_epochs", None)
+        less = self._copied()
         train, test = (spread(range(len(labels)), count) for _, labels in (self._train, self._test))
         less._train, less._test = _chosen(self._train, train), _chosen(self._test, test)
         less._crops = None if self._crops is None else self._crops.of(train)

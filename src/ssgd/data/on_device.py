@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from functools import partial
 
 import torch
@@ -48,8 +47,7 @@ class DeviceImages(HeldImages["Epoch"]):
 
     def first(self, count: int) -> DeviceImages:
         """At most so many images of each part, normalised as all are."""
-        less = copy(self)
-        less.__dict__.pop("_epochs", None)
+        less = self._copied()
         less._train, less._test = ((images[:count], labels[:count]) for images, labels in (self._train, self._test))
         less._make = partial(self._make.func, less._train[0], self._table)
         return less

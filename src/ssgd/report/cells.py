@@ -71,7 +71,7 @@ def outcome(cell: Cell, part: str, runs: list[Run]) -> Outcome:
     alike = shortened == small  # a whole run gains nothing over a short one
     gain = gain_over(based, ours) if ours and based and alike else None
     said = UNDECIDED if small and cell.paper is not None else verdict(cell, found, gain)
-    diverged = sum("diverged" in run.row for run in matching(runs, cell.wanted, part)) if cell.wanted else 0
+    diverged = sum(run.diverged for run in matching(runs, cell.wanted, part)) if cell.wanted else 0
     if diverged and not ours and not small:
         said = OURS_ALONE if cell.paper is None else NOT_REPRODUCED
     anew, _ = values(replace(cell, metric=ANEW), part, runs) if cell.metric == "test_accuracy" else ({}, False)
@@ -90,7 +90,7 @@ def values(cell: Cell, part: str, runs: list[Run]) -> tuple[dict[int, float], bo
     """Ours by seed, and whether they are of shortened runs."""
     if cell.wanted is None:
         return {}, False
-    found = [r for r in matching(runs, cell.wanted, part) if r.metric(cell.metric) is not None or "diverged" in r.row]
+    found = [r for r in matching(runs, cell.wanted, part) if r.metric(cell.metric) is not None or r.diverged]
     course = joined_phases(cell.wanted["phases"], cell.wanted)
     small = any(joined_phases(run.phases, cell.wanted) != course for run in found)
     return {run.seed: value for run in found if (value := run.metric(cell.metric)) is not None}, small

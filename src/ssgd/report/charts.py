@@ -98,7 +98,7 @@ def learning_curves(part: Part, runs: list[Run], name: str) -> list[dict[str, An
     series = []
     for colour, cell in enumerate(part.cells):
         mine = matching(runs, cell.wanted or {}, part.name)
-        drawn = [run for run in runs if run.curves.get(name) and "diverged" not in run.row]
+        drawn = [run for run in runs if run.curves.get(name) and not run.diverged]
         whole = [run for run in drawn if None not in run.curves[name]]
         chosen = matching(whole, cell.wanted or {}, part.name) or matching(drawn, cell.wanted or {}, part.name)
         if not chosen:

@@ -64,7 +64,7 @@ def matching(runs: Iterable[Run], wanted: Wanted, part: str) -> list[Run]:
         for run in fits
         if run.scale == "small" and _made_for(run, part) and marks(run.phases) == marks(wanted["phases"])
     ]
-    return first_of_each_seed(sorted(whole or short, key=lambda run: ("diverged" in run.row, not _made_for(run, part))))
+    return first_of_each_seed(sorted(whole or short, key=lambda run: (run.diverged, not _made_for(run, part))))
 
 
 def _made_for(run: Run, part: str) -> bool:

@@ -50,7 +50,8 @@ class Question:
 
     @property
     def ran(self) -> bool:
-        return bool(self.lines) or any(not series["paper"] for drawn in self.charts for series in drawn["series"])
+        drawn = [series for chart in self.charts for series in chart["series"] if not series["paper"]]
+        return bool(self.lines or self.diverged or drawn)
 
     @property
     def by_protocol(self) -> dict[str, list[Line]]:
@@ -201,7 +202,7 @@ def measured(runs: Iterable[Run]) -> list[Run]:
 
 
 def lost(runs: Iterable[Run]) -> tuple[str, ...]:
-    return tuple(f"{told(run)} ({spoken(run)}, seed {run.seed})" for run in runs if "diverged" in run.row)
+    return tuple(f"{told(run)} ({spoken(run)}, seed {run.seed})" for run in runs if run.diverged)
 
 
 def by_variant(runs: Iterable[Run]) -> list[list[Run]]:

@@ -29,6 +29,11 @@ class Run:
     recipe: Mapping[str, Any]
     curves: Mapping[str, tuple[float | None, ...]]  # after each epoch: ``test``, and ``loss``, ``valid_cer``, …
 
+    @property
+    def diverged(self) -> bool:
+        """Whether its loss became nan or infinite; it has no figures then."""
+        return "diverged" in self.row
+
     def metric(self, name: str) -> float | None:
         """``test_wer`` is also found as ``wer``."""
         found = self.row.get(name, self.row.get(name.removeprefix("test_")))
