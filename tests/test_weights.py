@@ -3,6 +3,7 @@
 import linecache
 import math
 import sys
+import warnings
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -11,14 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.optim import SGD
 
 import ssgd
 from ssgd import SSGD
+from ssgd.methods.entropy_sgd import EntropySGD
 from ssgd.methods.nso import NSO
 from ssgd.methods.one_sided import OneSided
 from ssgd.methods.rwp import RWP
+from ssgd.methods.sam import SAM
 
 from .problems import WAYS, mlp, run_passes, same, take_step, vectors, weights
 
@@ -182,7 +185,7 @@ def test_breaking_out_of_the_loop_leaves_clean_weights_and_no_step(way):
         with point:
             F.cross_entropy(model(xb), yb).backward()
         break
-    assert same(model, before)
+    assert same(model, before) and not opt._two_points.kept
     with pytest.raises(RuntimeError, match="after 1 of 2 points"):
         opt.step()
     with pytest.raises(RuntimeError, match="left after 1 of 2 points: call zero_grad"):
@@ -255,6 +258,46 @@ def test_a_last_pass_without_its_backward_raises_where_autograd_would_not(way):
     assert same(model, before)
 
 
+def test_a_pass_before_the_last_may_do_without_its_backward():
+    """As where its loss is found not to be finite."""
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5, pairs=2)
+    before = weights(model)
+    for point in opt.points():
+        with point:
+            loss = F.cross_entropy(model(x), y)
+            if point.index != 1:
+                loss.backward()
+    opt.step()
+    assert not same(model, before)
+
+
+def test_it_raises_with_clean_weights_while_the_iterator_is_held():
+    model = nn.Linear(5, 3)
+    x, y = vectors(dtype=torch.float32)
+    points = SSGD(SGD(model.parameters(), lr=0.1), 0.5).points()
+    before = weights(model)
+    with next(points):
+        F.cross_entropy(model(x), y).backward()
+    with pytest.raises(RuntimeError, match="no gradient came inside the last point"), next(points):
+        model(x)
+    assert same(model, before)
+
+
+def test_a_batch_without_a_backward_is_passed_over_where_others_have_one():
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    run_passes(opt, "points", model, x, y)
+    before = weights(model)
+    for point in opt.points():
+        with point:
+            F.cross_entropy(model(x), y)
+    opt.step()
+    assert not same(model, before)
+
+
 @pytest.mark.parametrize("way", ["points", "split"])
 @pytest.mark.parametrize("then", ["step", "next batch"])
 def test_losses_run_backward_together_after_the_loop_are_refused(way, then):
@@ -301,6 +344,32 @@ def test_a_point_can_be_taken_once_and_in_order():
         pass
     with pytest.raises(RuntimeError, match="wrap the passes in `with point:`"):
         list(opt.points())
+    with pytest.raises(RuntimeError, match="wrap the passes in `with point:`"):
+        list(OneSided(SGD(mlp().parameters(), lr=0.1), 0.5).points())
+
+
+def test_a_law_that_fails_half_way_leaves_clean_weights_while_the_iterator_is_held():
+    def fails(z, generator):
+        z.normal_(generator=generator)
+        if z.dtype is torch.float64:
+            raise MemoryError
+
+    parameters = [nn.Parameter(torch.ones(2, 2, dtype=kind)) for kind in (torch.float32, torch.float64)]
+    points = SSGD(SGD(parameters, lr=0.1), 0.5, law=fails).points()
+    with pytest.raises(MemoryError):
+        next(points).__enter__()
+    assert all((p == 1).all() for p in parameters)
+
+
+def test_a_point_that_failed_cannot_be_entered_again():
+    model = mlp(torch.float32)
+    point = next(SSGD(SGD(model.parameters(), lr=0.1), 0.5).points())
+    before = weights(model)
+    with pytest.raises(MemoryError), point:
+        raise MemoryError
+    with pytest.raises(RuntimeError, match="this point is over"), point:
+        pass
+    assert same(model, before)
 
 
 def test_tied_weights_move_once():
@@ -320,8 +389,29 @@ def test_weights_that_overlap_in_part_are_refused():
     storage = torch.randn(10, 4)
     a, b = nn.Parameter(storage[:6]), nn.Parameter(storage[4:])
     opt = SSGD(SGD([a, b], lr=0.1), 0.5)
-    with pytest.raises(ValueError, match="overlap in memory"):
+    with pytest.raises(ValueError, match="overlap or interleave in memory"):
         next(opt.points())
+
+
+@pytest.mark.parametrize("second", [lambda s: s[19:23].view(2, 2), lambda s: s.view(10, 4)[1:5, 2:]])
+def test_weights_that_overlap_by_one_element_or_interleave_are_refused(second):
+    storage = torch.randn(40)
+    first = storage[:20].view(5, 4) if second(storage).is_contiguous() else storage.view(10, 4)[1:5, :2]
+    opt = SSGD(SGD([nn.Parameter(first), nn.Parameter(second(storage))], lr=0.1), 0.5)
+    with pytest.raises(ValueError, match="overlap or interleave in memory"):
+        next(opt.points())
+
+
+def test_weights_side_by_side_in_one_memory_are_two():
+    storage = torch.randn(40)
+    parameters = [nn.Parameter(part.view(4, 5)) for part in storage.split(20)]
+    assert len(SSGD(SGD(parameters, lr=0.1), 0.5).realised_ratios()) == 2
+
+
+def test_weights_without_elements_are_each_their_own():
+    parameters = [nn.Parameter(torch.ones(shape)) for shape in ((0, 3), (3, 0), (5, 0), (2, 2))]
+    plus, minus = SSGD(SGD(parameters, lr=0.1), 0.5).both_points()
+    assert [plus[p].shape for p in parameters] == [minus[p].shape for p in parameters] == [p.shape for p in parameters]
 
 
 def test_frozen_weights_stay_and_unused_ones_return():
@@ -425,6 +515,28 @@ def test_an_iterator_dropped_late_disturbs_no_other_walk():
     opt.step()
 
 
+def test_freezing_what_was_chosen_is_seen():
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5, perturb=[model[0].weight, model[2].weight])
+    model[0].weight.requires_grad_(False)
+    before = weights(model)
+    with next(opt.points()):
+        assert torch.equal(model[0].weight, before[0]) and not torch.equal(model[2].weight, before[2])
+
+
+@pytest.mark.parametrize("wrap", [partial(NSO, noise=0.1), partial(RWP, noise=0.2), partial(EntropySGD, inner_steps=2)])
+def test_frozen_weights_stay_where_every_tensor_moves(wrap):
+    model = mlp(torch.float32)
+    model[0].requires_grad_(False)
+    opt = wrap(SGD(model.parameters(), lr=0.1))
+    before, moved = weights(model), []
+    for point in opt.points():
+        with point:
+            moved.append([not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)])
+            F.cross_entropy(model(vectors(dtype=torch.float32)[0]), vectors()[1]).backward()
+    assert moved[-1] == [False, False, True, True]
+
+
 def test_freezing_while_training_is_seen():
     model = mlp()
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
@@ -484,8 +596,132 @@ def test_parametrised_weights_move_through_what_is_trained():
     torch.testing.assert_close(model(x), clean, rtol=0, atol=0)
 
 
+class Mirrored(nn.Module):
+    """A symmetric matrix, computed by operations that save nothing for backward()."""
+
+    def forward(self, weight):
+        return weight.triu() + weight.triu(1).T
+
+
+@pytest.mark.parametrize("way", ["points", "closure"])
+@pytest.mark.parametrize("wrap", [lambda base: SSGD(base, 0.5), lambda base: SAM(base, 0.5)], ids=["SSGD", "SAM"])
+def test_one_cache_of_parametrised_weights_around_all_passes_sees_every_change(wrap, way):
+    def train(around_all):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), parametrizations.weight_norm(nn.Linear(5, 3)))
+        parametrize.register_parametrization(model[0], "weight", Mirrored())
+        opt = wrap(SGD(model.parameters(), lr=0.1))
+        with parametrize.cached() if around_all else nullcontext():
+            take_step(opt, way, model, *vectors(dtype=torch.float32))
+        return model
+
+    assert same(train(around_all=True), weights(train(around_all=False)))
+
+
 def test_old_style_weight_norm_keeps_its_magnitude():
     with pytest.warns(FutureWarning):
         model = torch.nn.utils.weight_norm(nn.Conv2d(3, 4, 3))
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
     assert [p.shape for p in opt.selected] == [model.weight_v.shape]
+
+
+class SetByTheFirstBatch(nn.Module):
+    """As ActNorm: its weights come from what it sees first."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, 3))
+        self.register_buffer("known", torch.zeros(()))
+
+    def forward(self, x):
+        if not self.known:
+            with torch.no_grad():
+                self.scale.copy_(1 / x.std(0, keepdim=True))
+            self.known.fill_(1)
+        return x * self.scale
+
+
+def backward_at_points(opt, model, x):
+    for point in opt.points():
+        with point:
+            model(x).square().mean().backward()
+
+
+@pytest.mark.parametrize("wrap", [lambda base: SSGD(base, 0.1), lambda base: SAM(base, 0.1)], ids=["SSGD", "SAM"])
+def test_what_is_written_inside_the_points_is_undone_with_a_warning(wrap):
+    words = torch.randint(5, (8,))
+    model = nn.Sequential(nn.Embedding(5, 4, max_norm=0.1), nn.Linear(4, 1))
+    before = weights(model)
+    opt = wrap(SGD(model.parameters(), lr=0.0))
+    if isinstance(opt, SAM):
+        model(words)  # at its first point, w itself, nothing is undone
+        before = weights(model)
+        model[0].max_norm = 0.01
+    with pytest.warns(UserWarning, match=r"wrote to the weights inside the points.*undone.*perturb="):
+        backward_at_points(opt, model, words)
+    assert isinstance(opt, SAM) or same(model, before)
+
+
+def test_what_is_written_between_the_points_is_undone_with_a_warning():
+    model = nn.Linear(3, 2)
+    before = weights(model)
+    with pytest.warns(UserWarning, match="wrote to the weights inside the points"):
+        for point in SSGD(SGD(model.parameters(), lr=0.0), 0.1).points():
+            with torch.no_grad():
+                model.weight.mul_(1 + point.index)
+            with point:
+                model(torch.randn(4, 3)).square().mean().backward()
+    assert same(model, before)
+
+
+@pytest.mark.parametrize("wrap", [partial(SAM, rho=0.1), partial(RWP, noise=0.1)])
+def test_what_is_written_at_w_itself_stays_and_nothing_is_said(wrap):
+    model = nn.Linear(3, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for point in wrap(SGD(model.parameters(), lr=0.0)).points():
+            with point:
+                if point.index == 0:
+                    nn.init.constant_(model.weight, 7.0)
+                model(torch.randn(4, 3)).square().mean().backward()
+    assert (model.weight == 7).all()
+
+
+def test_a_forward_before_training_or_a_choice_of_weights_keeps_what_a_layer_sets():
+    x = torch.randn(16, 3) * 7
+    for chosen in (False, True):
+        model = nn.Sequential(SetByTheFirstBatch(), nn.Linear(3, 2))
+        perturb = [model[1].weight] if chosen else None
+        if not chosen:
+            model(x)
+        opt = SSGD(SGD(model.parameters(), lr=0.0), 0.1, perturb=perturb)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            backward_at_points(opt, model, x)
+        torch.testing.assert_close(model[0].scale.detach(), 1 / x.std(0, keepdim=True))
+
+
+def test_weights_that_get_other_memory_inside_a_point_are_not_taken_for_written():
+    model = nn.Linear(3, 2)
+    opt = SSGD(SGD(model.parameters(), lr=0.0), 0.1)
+    before = weights(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for point in opt.points():
+            with point:
+                with torch.no_grad():
+                    model.weight.set_(model.weight.detach().clone())  # what flatten_parameters() does on a GPU
+                model(torch.randn(4, 3)).square().mean().backward()
+    assert same(model, before)
+
+
+def test_weights_loaded_between_points_that_are_then_dropped_stay():
+    model = nn.Linear(3, 2)
+    opt = SSGD(SGD(model.parameters(), lr=0.0), 0.1)
+    points = opt.points()
+    with next(points):
+        model(torch.randn(4, 3)).square().mean().backward()
+    loaded = {name: torch.full_like(w, 7.0) for name, w in model.state_dict().items()}
+    model.load_state_dict(loaded)
+    opt.zero_grad()
+    assert all((w == 7).all() for w in weights(model)) and not opt._two_points.kept

@@ -44,13 +44,15 @@ class SSGD(Noisy):
         mode: ``"both"``: every process takes both signs; ``"mirror"``: even ranks take +n, odd ranks −n.
         law: ``"sphere"``, ``"sign"``, ``"uniform"``, a :class:`ssgd.Law`, or a function ``fill(z, generator)``.
         perturb: the tensors that get noise, such as :func:`ssgd.select` returns. By default every trainable tensor of
-            two or more dimensions in the base's groups, weight-norm's magnitudes left out.
+            two or more dimensions in the base's groups, without weight-norm's magnitudes, which only ``model`` tells
+            for sure.
         pairs: noise pairs a step.
         bn_stats: what the passes do to batch-norm's running statistics: ``"both"``, ``"once"``, ``"first"``,
             ``"none"``.
         rng: ``"independent"`` dropout masks in the passes, or the ``"same"``.
         per_rank: whether each data parallel rank draws noise of its own. None: under DDP, in mode ``"both"``.
-        seed: of the noise. None: that of torch's global generator, which is read, not drawn from.
+        seed: of the noise. None: that of torch's global generator, which is read, not drawn from. Give each of
+            several instances one of its own, or their noise is alike.
         nonfinite: what to do with a gradient that is not finite: ``"step"`` all the same, ``"skip"`` or ``"raise"``.
         foreach: False to move the weights in loops instead of by torch's foreach operations.
     """
@@ -114,9 +116,12 @@ class SSGD(Noisy):
 
         In place of points(): w stays, the caller leaves the mean gradient in ``p.grad``, and step() follows.
         """
-        if self.pairs > 1 or self.mode == "mirror" or not self._noisy() or any(map(is_sharded, self.selected)):
+        in_turn = self.bn_stats != "both" or self.rng == "same"  # these reach from one pass to the next
+        one_pair = self.pairs == 1 and self.mode == "both" and self._noisy()
+        if in_turn or not one_pair or any(map(is_sharded, self.selected)):
             raise ValueError(
-                'both_points() needs whole tensors, one pair, mode="both" and a level above 0: use points()'
+                'both_points() needs whole tensors, one pair, mode="both", bn_stats="both", rng="independent" and '
+                "a level above 0: use points()"
             )
         walk = self._over([1, -1])
         weights = self._moving_weights()

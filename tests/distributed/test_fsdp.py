@@ -167,6 +167,22 @@ def accumulate(rank: int) -> None:
     assert_bitwise(at_plus[2], at_plus[0])
 
 
+def test_gradients_that_were_to_be_held_back_are_reduced_at_every_point(ranks: Ranks) -> None:
+    ranks(2, held_back)
+
+
+def held_back(rank: int) -> None:
+    """As a trainer has it for all but the last of a step's batches: out of p.grad no mean could be taken."""
+    net = sharded(line())
+    opt = perturbing(net)
+    observer = Observer(net, opt, bottleneck())
+    net.set_requires_gradient_sync(False)
+    for point in opt.points():
+        with point:
+            observer.run(*vectors(seed=rank))
+    assert_gradients(net, observer.finish())
+
+
 @pytest.mark.parametrize("when", ["before the points", "between the points", "before a pass", "after a pass"])
 def test_a_forward_without_gradient_does_not_hide_the_perturbation(ranks: Ranks, when: str) -> None:
     ranks(2, after_no_grad_forward, when)
@@ -244,6 +260,9 @@ def excess_and_ratios(rank: int) -> None:
     opt.param_groups[0]["noise_step"] = 0  # the same noise again
     excess = opt.symmetric_excess(lambda: F.cross_entropy(net(batch[0]), batch[1]))
     torch.testing.assert_close(float(excess), sum(losses) / 2 - loss_at(replica, w, batch), rtol=1e-6, atol=1e-12)
+    with torch.no_grad():  # the last look has left nothing gathered
+        after = float(F.cross_entropy(net(batch[0]), batch[1]))
+    torch.testing.assert_close(after, loss_at(replica, w, batch), rtol=1e-9, atol=1e-12)
     assert all(abs(float(ratio) - LEVEL) < 1e-5 for ratio in opt.realised_ratios())
     assert_bitwise(gathered(net, opt), w)
 

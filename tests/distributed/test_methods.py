@@ -246,6 +246,7 @@ def closure_that_clears(rank: int, how: str, clear: str) -> None:
 
         for _ in range(3):
             opt.step(closure)
+        assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in net.parameters())
         trained.append([whole(p) for p in net.parameters()])
     for p, q in zip(*trained, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)

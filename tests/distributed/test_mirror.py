@@ -285,11 +285,14 @@ def test_a_model_that_is_not_data_parallel_is_refused() -> None:
             SSGD(momentum_sgd(net), LEVEL, model=model, mode="mirror")
 
 
-def test_split_is_refused(ranks: Ranks) -> None:
-    ranks(2, split_mirrored)
+def test_split_and_both_points_are_refused(ranks: Ranks) -> None:
+    ranks(2, both_signs_mirrored)
 
 
-def split_mirrored(rank: int) -> None:
+def both_signs_mirrored(rank: int) -> None:
     ddp = parallel(mlp())
+    opt = mirrored(ddp)
     with pytest.raises(ValueError, match=r"split\(\) takes both signs on every rank"):
-        run_passes(mirrored(ddp), "split", ddp, *vectors())
+        run_passes(opt, "split", ddp, *vectors())
+    with pytest.raises(ValueError, match=r'both_points\(\) needs .*mode="both"'):
+        opt.both_points()

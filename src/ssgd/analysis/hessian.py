@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..core import stale
 from ..core.checks import check_choice, check_count
 from ..core.random_state import put_back, snapshot
 from .functional import Functional, flat
@@ -242,7 +243,7 @@ class Hessian(Symmetric):
     @torch.no_grad()
     def _move(self, values: list[Tensor] | tuple[Tensor, ...]) -> None:
         torch._foreach_copy_(self.tensors, values)
-        torch.clear_autocast_cache()
+        stale.forget()
 
 
 def _chosen(model: nn.Module, parameters: nn.Module | Iterable[Tensor] | None) -> list[Tensor]:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core import stale
 from ..core.buckets import as_real, make_buckets
 from ..core.checks import check_count, check_level, check_seed
 from ..core.noise import Fill, Law, as_law, mix
@@ -346,7 +347,7 @@ class Flat:
         pieces = torch.split(step, [t.numel() for t in self.tensors])
         for tensor, clean, piece in zip(self.tensors, self.clean, pieces, strict=True):
             tensor.copy_(clean + piece.view(clean.shape).to(clean.device))
-        torch.clear_autocast_cache()
+        stale.forget()
 
     @torch.enable_grad()
     def gradient(self) -> tuple[float, Tensor]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.optim.swa_utils import update_bn
 
 from .checks import check_choice
 from .parallel import bare
@@ -72,30 +71,36 @@ class RunningStatistics:
             torch._foreach_copy_(self._buffers, self._before)
 
 
-def recompute_bn(model: nn.Module, loader: Iterable[Any], device: torch.device | int | None = None) -> None:
+def recompute_bn(
+    model: nn.Module,
+    loader: Iterable[Any],
+    device: torch.device | int | None = None,
+    forward: Callable[[nn.Module, Any], Any] | None = None,
+) -> None:
     """Gather batch-norm's running statistics again, of the clean weights, over one pass of ``loader``.
 
-    torch's ``update_bn`` on the bare model: the mode (train or eval) and momentum are left as they were, and a loader
-    that gives nothing is an error instead of statistics lost.
+    A batch is the model's input, or a tuple that begins with it, moved to ``device`` if one is given; for any other,
+    ``forward(model, batch)`` runs it. Mode (train or eval) and momentum are left as they were, and after an error the
+    statistics too.
     """
     model = bare(model)
-    statistics = RunningStatistics(model, "none")
-    if not statistics._buffers:
+    layers = tracking_layers(model)
+    if not layers:
         return
+    statistics = RunningStatistics(model, "none")
     statistics.begin()
     modes = {module: module.training for module in model.modules()}
-    momenta = {module: module.momentum for module in model.modules() if isinstance(module, _NormBase)}
-    seen = 0
-
-    def counted() -> Iterable[Any]:
-        nonlocal seen
-        for batch in loader:
-            seen += 1
-            yield batch
-
+    momenta = [layer.momentum for layer in layers]
     try:
-        update_bn(counted(), model, device)
-        if not seen:
+        model.train()
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # the mean over all batches
+        batch = None
+        with torch.no_grad():
+            for batch in loader:
+                _plain_forward(model, batch, device) if forward is None else forward(model, batch)
+        if batch is None:
             raise ValueError("recompute_bn() got a loader without batches; batch-norm's statistics were left alone")
     except BaseException:
         statistics.undo()
@@ -103,5 +108,16 @@ def recompute_bn(model: nn.Module, loader: Iterable[Any], device: torch.device |
     finally:
         for module, mode in modes.items():
             module.training = mode
-        for norm, momentum in momenta.items():
-            norm.momentum = momentum
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+
+
+def _plain_forward(model: nn.Module, batch: Any, device: torch.device | int | None) -> None:
+    first = batch[0] if isinstance(batch, list | tuple) else batch
+    try:
+        model(first if device is None else first.to(device))
+    except (TypeError, AttributeError) as problem:
+        raise TypeError(
+            "recompute_bn() calls the model with a batch, or the first entry of one, which failed: give "
+            f"forward=lambda model, batch: model(...). {problem}"
+        ) from problem

@@ -83,9 +83,9 @@ def make_buckets(parameters: Sequence[tuple[Tensor, int]], flat: bool = True) ->
         bucket.tensors.append(tensor)
         bucket.groups.append(group)
         bucket.numels.append(math.prod(parameter.shape) * (2 if parameter.is_complex() else 1))
-    if any(start < end for (_, end), (start, _) in pairwise(sorted(s for s in taken if s[0] < s[1]))):
+    if any(start < end for (_, end), (start, _) in pairwise(sorted(taken))):
         raise ValueError(
-            "two of the selected parameters overlap in memory without being the same tensor; "
+            "two of the selected parameters overlap or interleave in memory without being the same tensor; "
             "leave one of them out with perturb=select(model, where=...)"
         )
     return list(buckets.values())

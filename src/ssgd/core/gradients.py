@@ -7,15 +7,16 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
-from .parallel import Sharding, is_sharded, local
+from .parallel import Sharding, local
 
 
 class MeanGradient:
     """Keeps ``p.grad`` = what was there + Σ share · gradient, while backward() does nothing but add.
 
     What has come so far is rescaled before each pass so that the pass's own gradient enters with factor one:
-    by 2 on entering a pair and by ½ on leaving it, which is exact.
+    by 2 on entering a pair and by ½ on leaving it, which is exact as long as float16 does not overflow.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -49,7 +50,7 @@ class MeanGradient:
 
         Zeros stand in its place, and the first gradient to arrive shows whether they were removed or written to.
         """
-        marks = {p: torch.zeros_like(g) for p, g in self._aside.items() if g.layout is torch.strided}
+        marks = {p: torch.zeros_like(g) for p, g in self._aside.items()}
 
         def look(p: Tensor, writes: int = 1) -> None:
             mark = marks.pop(p, None)
@@ -100,11 +101,29 @@ def clear(parameters: Iterable[Tensor]) -> None:
         p.grad = None
 
 
-def fingerprint(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Changes whenever a backward() adds to a gradient: to the tensor or, where it is sharded, to the part here."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    parts = [(0, local(g)._version) for g in gradients if is_sharded(g)]
-    return [(id(g), g._version) for g in gradients] + parts
+class Gradients:
+    """The gradients there are, to tell later whether a backward() has added to one.
+
+    They are known by weak references: an id may come again.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        gradients = [g for p in parameters if (g := p.grad) is not None]
+        self._known = [TensorWeakRef(g) for g in gradients]
+        self._versions = _versions(gradients)
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def changed(self, parameters: Iterable[Tensor]) -> bool:
+        now = [g for p in parameters if (g := p.grad) is not None]
+        others = len(now) != len(self._known) or any(ref() is not g for ref, g in zip(self._known, now, strict=True))
+        return others or _versions(now) != self._versions
+
+
+def _versions(gradients: Sequence[Tensor]) -> list[int]:
+    """Of each, and of its part here where it is sharded."""
+    return [g._version for g in gradients] + [local(g)._version for g in gradients if type(g) is not Tensor]
 
 
 @contextmanager

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 
 def batch_size(batch: Any) -> int:
     """The common first dimension of all tensors in ``batch``."""
-    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    leaves = pytree.tree_leaves(_known(batch))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
     if not tensors:
         raise ValueError("split() needs a batch with at least one tensor whose first dimension counts the samples")
     sizes = sorted({t.shape[0] for t in tensors})
@@ -30,6 +31,11 @@ def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]]:
     for leaf in pytree.tree_leaves(batch):
         _check_leaf(leaf)
     size = batch_size(batch)
+    if any(len(words) == size for words in pytree.tree_leaves(batch, is_leaf=_are_words) if _are_words(words)):
+        raise TypeError(
+            f"split() cannot tell whether a list of {size} strings has one for each sample: leave it out, and take "
+            "the first or the last of them by point.index"
+        )
     if size < 2:
         raise ValueError("split() needs at least two samples, one for each sign; drop the last batch or use points()")
     first = (size + 1) // 2
@@ -44,13 +50,19 @@ def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]]:
 
 def _check_leaf(leaf: Any) -> None:
     """What holds samples and cannot be cut would go whole to both signs."""
-    if isinstance(leaf, Tensor):
+    if isinstance(leaf, Tensor | nn.Module):
         return
-    inside: Iterable[Any] = getattr(leaf, "__dict__", {}).values()
+    names = {name for kind in type(leaf).__mro__ for name in kind.__dict__.get("__slots__", ())}
+    slots = {name: getattr(leaf, name, None) for name in names}
+    inside = pytree.tree_leaves([slots, dict(getattr(leaf, "__dict__", {}))])
     if any(isinstance(value, Tensor) for value in inside) or getattr(leaf, "ndim", 0) != 0:
         raise TypeError(
             f"split() cannot halve a {type(leaf).__name__}: pass its tensors, or register it with torch.utils._pytree"
         )
+
+
+def _are_words(part: Any) -> bool:
+    return isinstance(part, list | tuple) and bool(part) and all(isinstance(word, str | bytes) for word in part)
 
 
 def _known(batch: Any) -> Any:

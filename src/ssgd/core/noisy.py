@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,9 +17,9 @@ from .buckets import Bucket, make_buckets
 from .checks import check_choice, check_chosen, check_count, check_level, check_seed
 from .halves import halves
 from .noise import Fill, Law, as_law, mix
-from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, unwrap_ddp
+from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
 from .points import Damping, DeviceSeed, FusedTwoPoints, Level, SignedMoves, TwoPoints, two_points
-from .selection import default_selection, magnitudes
+from .selection import default_selection, magnitudes, trainable
 from .walk import Point, Walk
 from .wrapper import Loss, Wrapper, capturing
 
@@ -28,6 +29,7 @@ class Noisy(Wrapper):
 
     own_keys = ("noise", "noise_seed", "noise_step")
     not_copied = (*Wrapper.not_copied, "_two_points", "_signature", "_generators", "_in_graphs", "_magnitudes")
+    every_tensor = False  # True where biases and the like get noise too
     flat_aliases = True  # False where a method needs the tensors in the shape of their gradients
     _ranks_here = 1  # data parallel ranks that this process stands for
     _turn = 0  # whose batch the last walk was
@@ -64,7 +66,15 @@ class Noisy(Wrapper):
         self._mirror = mirror
         self._per_rank = per_rank
         self._seed_given = seed is not None
-        super().__init__(base, {"noise": noise, "noise_seed": check_seed(seed), "noise_step": 0}, model, nonfinite)
+        own = {"noise": noise, "noise_seed": check_seed(seed), "noise_step": 0}
+        loaded = any("noise_seed" in group for group in getattr(base, "param_groups", ()))
+        super().__init__(base, own, model, nonfinite)
+        if loaded:
+            warnings.warn(
+                "the base's groups have the noise of an S-SGD checkpoint, which goes on instead of the level and seed "
+                "given here: wrap the base first, then load_state_dict()",
+                stacklevel=3,
+            )
 
     def attach(self, model: nn.Module) -> None:
         super().attach(model)
@@ -89,7 +99,7 @@ class Noisy(Wrapper):
     def realised_ratios(self) -> list[Tensor]:
         """``||n|| / ||w||`` of each tensor that gets noise: at the point entered, else for the next step's noise."""
         weights = self._moving_weights()
-        if self._walk is not None and self._walk.inside and weights.away:
+        if self._walk is not None and self._walk.inside:
             return weights.ratios()
         with self._excursion():
             return weights.ratios()
@@ -104,11 +114,12 @@ class Noisy(Wrapper):
         statistics = RunningStatistics(self.model, "none")
         statistics.begin()
         random = random_state.snapshot({p.device for p in self._parameters()})
+        sharded = sharded_modules(self.model)
 
         def again() -> Loss:
             random_state.put_back(random)
             statistics.undo()
-            reshard(self.model)
+            reshard(sharded)
             return loss()
 
         try:
@@ -161,6 +172,8 @@ class Noisy(Wrapper):
         yield from zip(self._over(signs, shares or [first_share, second_share]), (first, second), strict=True)
 
     def _default_selection(self) -> list[Tensor]:
+        if self.every_tensor:
+            return trainable(self._parameters())
         if self._magnitudes is None:  # found once: looking at their values would make the host wait at every step
             self._magnitudes = magnitudes(self._parameters(), self.model)
         return default_selection(self._parameters(), self._magnitudes)
@@ -226,15 +239,18 @@ class Noisy(Wrapper):
             )
         if not self._noisy():
             raise RuntimeError("every noise level is 0, so there is no point beside w to look at")
-        self._seed_generators()
-        reshard(self.model)
         weights = self._moving_weights()
+        if weights.kept:
+            raise RuntimeError("this inside the loss of symmetric_excess() would see perturbed weights: call it after")
+        self._seed_generators()
+        sharded = sharded_modules(self.model)
+        reshard(sharded)
         try:
             self._plus(weights)
             yield weights
         finally:
             weights.restore()
-            reshard(self.model)
+            reshard(sharded)
 
     def _moving_weights(self) -> TwoPoints:
         """The weights to move, as flat aliases; made anew when a tensor, its place or the choice has changed."""
@@ -273,7 +289,8 @@ class Noisy(Wrapper):
         for index, bucket in enumerate(weights.buckets):
             shard = [] if bucket.sharding is None else bucket.sharding.coordinates
             for rank in range(self._ranks_here):
-                numbers = group["noise_seed"], group["noise_step"], self._place.key + rank, index, *shard
+                place = self._place.key * self._ranks_here + rank
+                numbers = group["noise_seed"], group["noise_step"], place, index, *shard
                 self._generator(weights, bucket, rank).manual_seed(mix(*numbers))
 
     def _end_step(self) -> None:

@@ -155,9 +155,15 @@ def several_processes() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def reshard(model: nn.Module | None) -> None:
+def sharded_modules(model: nn.Module | None) -> list[Any]:
+    """Those that FSDP2 gathers weights for."""
+    modules = [] if model is None else model.modules()
+    return [module for module in modules if _is(module, "torch.distributed.fsdp", "FSDPModule")]
+
+
+def reshard(modules: list[Any]) -> None:
     """Free gathered weights, so that the next forward gathers what lies in the shards now."""
-    for module in _sharded_modules(model):
+    for module in modules:
         if _is_gathering(module):
             module.unshard()  # to its end: what is on its way would hide the change too
         module.reshard()
@@ -170,15 +176,10 @@ def _is_gathering(module: Any) -> bool:
     return any(getattr(group, "_all_gather_result", None) is not None for group in groups)
 
 
-def reduce_gradients(model: nn.Module | None) -> None:
+def reduce_gradients(modules: list[Any]) -> None:
     """Have every backward() leave its gradient in ``p.grad``, also where FSDP2 was told to hold it back.
 
     Gradients held back to accumulate are out of reach for the mean over points.
     """
-    for module in _sharded_modules(model):
+    for module in modules:
         module.set_requires_gradient_sync(True, recurse=False)
-
-
-def _sharded_modules(model: nn.Module | None) -> list[Any]:
-    modules = [] if model is None else model.modules()
-    return [module for module in modules if _is(module, "torch.distributed.fsdp", "FSDPModule")]

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import stale
 from .buckets import Bucket
 from .building import has_kernels
 from .noise import Law
+from .parallel import local
 
 Level = float | Tensor
 Damping = Callable[[Tensor], Tensor]
@@ -21,8 +23,8 @@ Values = dict[Tensor, Tensor]
 class KeptWeights:
     """The weights of some buckets, and a copy of w for as long as they are elsewhere.
 
-    ``keep()`` copies w before anything changes it, and ``restore()`` copies it back: whatever happens in between, w
-    returns bit for bit, also where a pass has given a parameter other memory.
+    ``keep()`` copies w before anything changes it, and ``restore()`` copies it back: whatever happens while they are
+    away, w returns bit for bit, also where a pass has given a parameter other memory.
     """
 
     def __init__(self, buckets: list[Bucket], foreach: bool = True) -> None:
@@ -40,6 +42,11 @@ class KeptWeights:
         self.set_to(self.kept)
         self.kept = []
 
+    def writes(self) -> list[tuple[int, int]]:
+        """The place and version of every tensor while a copy is kept: what restore() will undo shows in it."""
+        tensors = [local(p) for bucket in self.buckets if self.kept for p in bucket.parameters]
+        return [(t.data_ptr(), t._version) for t in tensors]
+
     def values(self) -> Values:
         """A copy of each parameter as it is now, laid out as the parameter is."""
         found: Values = {}
@@ -53,7 +60,7 @@ class KeptWeights:
         for bucket, value in zip(self.buckets, values, strict=False):
             bucket.follow()
             self.each("copy_", bucket.tensors, value)
-        torch.clear_autocast_cache()
+        stale.forget()
 
     def each(self, op: str, tensors: Sequence[Tensor], *others: Sequence[Any]) -> None:
         """``t.op(o, …)`` for every tensor: one foreach call, or a loop of the same operations."""
@@ -99,7 +106,7 @@ class TwoPoints(KeptWeights):
                 self.each("div_", drawn, [self.damping(p) for p in bucket.parameters])
             scales = self._scales(bucket, drawn, [levels[g] for g in bucket.groups])
             self.each("addcmul_", bucket.tensors, drawn, scales)
-        torch.clear_autocast_cache()
+        stale.forget()
 
     @torch.no_grad()
     def rest(self) -> None:
@@ -116,9 +123,11 @@ class TwoPoints(KeptWeights):
             bucket.follow()
             self.each("mul_", bucket.tensors, [2] * len(reflected))
             self.each("sub_", bucket.tensors, reflected)
-        torch.clear_autocast_cache()
+        stale.forget()
 
     def restore(self) -> None:
+        if self.resting:
+            self.kept = []
         super().restore()
         self._mirror = []
 
@@ -136,7 +145,7 @@ class TwoPoints(KeptWeights):
 
     @torch.no_grad()
     def ratios(self) -> list[Tensor]:
-        """‖n‖ / ‖w‖ as realised, for each tensor, while the weights are away."""
+        """‖n‖ / ‖w‖ as realised, for each tensor; 0 where the weights are at w."""
         found = []
         for bucket, kept in zip(self.buckets, self._clean(), strict=True):
             noise = self._norms(bucket, [t - k for t, k in zip(bucket.tensors, kept, strict=True)])
@@ -146,7 +155,7 @@ class TwoPoints(KeptWeights):
 
     def _clean(self) -> list[list[Tensor]]:
         """w, tensor by tensor."""
-        return self.kept
+        return self.kept or [bucket.tensors for bucket in self.buckets]
 
     def _scales(self, bucket: Bucket, drawn: list[Tensor], levels: list[Level]) -> list[Tensor]:
         """What the drawn tensors must be multiplied with. A layer of zeros gets zero noise."""
@@ -223,7 +232,7 @@ class FusedTwoPoints(TwoPoints):
         self.keep()
         for kernels, (kept,), seed in zip(self._kernels, self.kept, self._seeds, strict=True):
             kernels.plus(kept, seed, draw, levels)
-        torch.clear_autocast_cache()
+        stale.forget()
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -240,11 +249,11 @@ class FusedTwoPoints(TwoPoints):
         self._at_rest = False
         for kernels, (kept,), seed in zip(self._kernels, self.kept, self._seeds, strict=True):
             kernels.minus(kept, seed, self._draw)
-        torch.clear_autocast_cache()
+        stale.forget()
 
     def restore(self) -> None:
-        self._at_rest = False
         super().restore()
+        self._at_rest = False
 
     @torch.no_grad()
     def both(self, levels: Sequence[Level], generators: Sequence[torch.Generator]) -> tuple[Values, Values]:
@@ -260,10 +269,11 @@ class FusedTwoPoints(TwoPoints):
     def set_to(self, values: Sequence[Sequence[Tensor]]) -> None:
         for kernels, (kept,) in zip(self._kernels, values, strict=False):
             kernels.back(kept)
-        torch.clear_autocast_cache()
+        stale.forget()
 
     def _clean(self) -> list[list[Tensor]]:
-        return [kernels.cut(kept) for kernels, (kept,) in zip(self._kernels, self.kept, strict=True)]
+        kept = [kernels.cut(kept) for kernels, (kept,) in zip(self._kernels, self.kept, strict=False)]
+        return kept or super()._clean()
 
 
 class DeviceSeed(torch.Generator):
@@ -312,3 +322,6 @@ class SignedMoves:
 
     def restore(self) -> None:
         self.weights.restore()
+
+    def writes(self) -> list[tuple[int, int]]:
+        return self.weights.writes()

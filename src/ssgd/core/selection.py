@@ -9,6 +9,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+NAMED = {"transformers.pytorch_utils.Conv1D": nn.Linear}  # GPT-2's dense layers, known without the package
 KINDS: dict[str, tuple[type[nn.Module], ...]] = {
     "conv": (nn.modules.conv._ConvNd,),
     "dense": (nn.Linear, nn.Bilinear, nn.MultiheadAttention),
@@ -41,7 +42,7 @@ def select(
     skip = magnitudes(list(model.parameters()), model)
     chosen: dict[int, nn.Parameter] = {}
     for module_name, module in model.named_modules():
-        if classes is not None and not isinstance(_owner(model, module_name, module), classes):
+        if classes is not None and not issubclass(_class(_owner(model, module_name)), classes):
             continue
         for own_name, parameter in module.named_parameters(recurse=False):
             name = f"{module_name}.{own_name}".lstrip(".")
@@ -96,7 +97,12 @@ def _strings(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return None if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
-def _owner(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """The layer a parametrised tensor belongs to: ``conv`` for ``conv.parametrizations.weight``."""
-    layer, found, _ = name.partition("parametrizations.")
-    return model.get_submodule(layer.rstrip(".")) if found else module
+def _class(module: nn.Module) -> type[nn.Module]:
+    """Its own, or the one of torch's that it stands for."""
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__)
+    return next((NAMED[name] for name in names if name in NAMED), type(module))
+
+
+def _owner(model: nn.Module, name: str) -> nn.Module:
+    """The module of that name; the layer itself, ``conv``, for its ``conv.parametrizations.weight``."""
+    return model.get_submodule(name.partition("parametrizations.")[0].rstrip("."))

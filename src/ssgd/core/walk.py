@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,11 +13,17 @@ from torch import Tensor, nn
 
 from . import random_state
 from .batchnorm import RunningStatistics
-from .gradients import MeanGradient, clear, fingerprint
-from .parallel import no_sync, reduce_gradients, reshard, unwrap_ddp
+from .gradients import Gradients, MeanGradient, clear
+from .parallel import no_sync, reduce_gradients, reshard, sharded_modules, unwrap_ddp
 
 LATE = (
     "a backward() ran after its point was left, or gradients were changed there: call backward() inside `with point:`"
+)
+
+UNDONE = (
+    "something wrote to the weights inside the points, such as a layer that sets them from its first batch, "
+    "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write before or after "
+    "the points, or leave these weights without noise by perturb="
 )
 
 
@@ -62,6 +69,9 @@ class Moves(Protocol):
     def restore(self) -> None:
         """Wherever the weights are → w."""
 
+    def writes(self) -> Sequence[tuple[int, int]]:
+        """Place and version of every tensor that restore() would overwrite."""
+
 
 @dataclass
 class Walk:
@@ -82,9 +92,11 @@ class Walk:
         self.cut_short = False
         self.over = False
         self.by_closure = False  # then every backward() runs inside its point
-        self._seen: list[tuple[int, int]] = []  # the gradients' fingerprint when last looked at
+        self._seen = Gradients(())  # when last looked at
+        self._written: Sequence[tuple[int, int]] = ()  # the weights, after the last move
         self._arrivals: list[bool] = []  # whether a gradient came inside each point
         self.gradients = MeanGradient(self.parameters)
+        self._sharded = sharded_modules(self.model)  # found once: a large model takes long to go through
         self._cleanup = ExitStack()
 
     @property
@@ -103,7 +115,7 @@ class Walk:
     def came_late(self) -> bool:
         """Whether the gradients came when all points had been left, and none before: they are not the points'."""
         without = self._arrivals == [False] * len(self.points)
-        return without and not self._seen and bool(fingerprint(self.parameters))
+        return without and not self._seen and bool(Gradients(self.parameters))
 
     def __iter__(self) -> Iterator[Point]:
         try:
@@ -122,24 +134,26 @@ class Walk:
             raise RuntimeError("points cannot be nested: leave the `with point:` you are in first")
         if self.over and point.index == self.done:
             raise RuntimeError("zero_grad(), or a new points(), has ended this batch: call it before or after them")
-        if self.cut_short or self.over or point.index != self.done:
+        if self.cut_short or point.index != self.done:
             raise RuntimeError("this point is over: take points in order, each once, from a new points() or split()")
-        if point.index and fingerprint(self.parameters) != self._seen:
+        if point.index and self._seen.changed(self.parameters):
             raise RuntimeError(LATE)
+        self._check_writes()
         try:
             self.inside = True
             self.gradients.before(self.shares[point.index])
             if point.index == 0:
                 self.statistics.begin()
-            reshard(self.model)  # gathered weights left over from before would hide the change
-            reduce_gradients(self.model)
+            reshard(self._sharded)  # gathered weights left over from before would hide the change
+            reduce_gradients(self._sharded)
             self.moves.go(point.index)
+            self._written = self.moves.writes()
             if self.same_rng:
                 self._share_random_state(point.index)
             ddp = unwrap_ddp(self.model)
             if ddp is not None and point is not self.points[-1] and not self.reduce_every_pass:
                 self._cleanup.enter_context(no_sync(ddp))  # one all-reduce a step: the last pass carries the sum
-            self._seen = fingerprint(self.parameters)
+            self._seen = Gradients(self.parameters)
         except BaseException:
             self.abandon()
             raise
@@ -150,13 +164,15 @@ class Walk:
             if failed:
                 return self.abandon()
             self._check_arrival(point)
+            self._check_writes()
             self.moves.come_back(point.index)
-            reshard(self.model)
+            self._written = self.moves.writes()
+            reshard(self._sharded)
             self.gradients.after(self.shares[point.index])
             self.statistics.after(point.index, len(self.points))
             if point is self.points[-1]:
                 self.gradients.end()
-            self._seen = fingerprint(self.parameters)
+            self._seen = Gradients(self.parameters)
             self.done += 1
             self.inside = False
         except BaseException:
@@ -171,7 +187,7 @@ class Walk:
     def abandon(self) -> None:
         """Weights as before the batch, its gradients dropped: it can be skipped."""
         self.moves.restore()
-        reshard(self.model)
+        reshard(self._sharded)
         self._cleanup.close()
         self.statistics.undo()
         clear(self.gradients.all)
@@ -184,10 +200,17 @@ class Walk:
 
     def _check_arrival(self, point: Point) -> None:
         """A last pass without a backward() after passes with one: it is still to come, and would come too late."""
-        self._arrivals.append(fingerprint(self.parameters) != self._seen)
+        self._arrivals.append(self._seen.changed(self.parameters))
         last = point is self.points[-1] and not self.by_closure
         if last and any(self._arrivals) and not self._arrivals[-1]:
             raise RuntimeError("no gradient came inside the last point: call backward() inside `with point:`")
+
+    def _check_writes(self) -> None:
+        """Where a tensor got other memory, as an LSTM's do from flatten_parameters(), there is no telling."""
+        for (place, version), (now, latest) in zip(self._written, self.moves.writes(), strict=False):
+            if place == now and version != latest:
+                warnings.warn(UNDONE, stacklevel=4)
+                return
 
     def _share_random_state(self, index: int) -> None:
         if index == 0:

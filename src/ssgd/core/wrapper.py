@@ -32,14 +32,9 @@ class Wrapper(Optimizer):
     own_keys: tuple[str, ...] = ()
     level_is = "the noise level is ||n|| / ||w||"  # what the first of these keys means, for errors
     not_capturable: str | None = None  # why a CUDA graph cannot hold a step, where it cannot
-    not_copied: tuple[str, ...] = (
-        "_walk",
-        "_others",
-        "step",
-    )  # made anew by a copy or a pickle; LR schedulers leave a step here
+    not_copied: tuple[str, ...] = ("_walk", "step")  # made anew by a copy or a pickle; LR schedulers leave a step here
     closure_walks = False  # whether step()'s closure takes its batches through the points itself, as a trainer's may
     _walk: Walk | None
-    _others: list[Tensor] | None
     _found_inf: Tensor | None = None  # above 0 where a fused base was told to skip its last step
 
     def __init__(self, base: Optimizer, own: dict[str, Any], model: nn.Module | None, nonfinite: str) -> None:
@@ -105,7 +100,6 @@ class Wrapper(Optimizer):
         """Name the module trained, as it is called, where a framework wraps or shards it after this was built."""
         self._refuse_inside("attach()")
         self.model = model
-        self._others = None
 
     def train(self) -> None:
         """The base's own, where it has one: schedule-free optimizers train at other weights than they are judged at."""
@@ -157,7 +151,6 @@ class Wrapper(Optimizer):
         for key in self.own_keys:
             param_group.setdefault(key, self.defaults[key])
         self.base.add_param_group(param_group)
-        self._others = None
 
     def state_dict(self) -> dict[str, Any]:
         self._refuse_inside("state_dict()")
@@ -187,7 +180,8 @@ class Wrapper(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("a copy")
-        return {key: value for key, value in self.__dict__.items() if key not in self.not_copied}
+        hooks = {key for key in self.__dict__ if key.startswith("_optimizer_")}  # torch's stay behind too
+        return {key: value for key, value in self.__dict__.items() if key not in hooks.union(self.not_copied)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._reset()
@@ -200,7 +194,6 @@ class Wrapper(Optimizer):
 
     def _reset(self) -> None:
         self._walk = None
-        self._others = None
         self._in_closure = False
 
     def _begin(self, walk: Callable[[], Walk]) -> Walk:
@@ -319,11 +312,9 @@ class Wrapper(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _beside(self) -> list[Tensor]:
-        """What of the model is in none of the groups; found once."""
-        if self._others is None:
-            own = {id(p) for p in self._parameters()}
-            self._others = [] if self.model is None else [p for p in self.model.parameters() if id(p) not in own]
-        return self._others
+        """What of the model is in none of the groups."""
+        own = {id(p) for p in self._parameters()}
+        return [] if self.model is None else [p for p in self.model.parameters() if id(p) not in own]
 
     def _refuse_inside(self, what: str) -> None:
         if self._walk is not None and self._walk.inside:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_level
+from ..core.halves import batch_size
 from ..core.noise import Fill, Law, as_law
 from ..core.points import Level
 from ..core.walk import Point
@@ -82,9 +83,11 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         losses: list[Tensor] = []
         for point, part in opt.split(dict(inputs)) if self.split else ((p, inputs) for p in opt.points()):
             share = point.walk.shares[point.index]
-            items = num_items_in_batch
-            if items is not None and self.split and share < 1:
-                items = items * share  # a sum over the items of a half, which will count by its share
+            items: Any = num_items_in_batch
+            if (
+                items is not None and self.split and len(point.walk.points) > 1
+            ):  # a sum over the items of a half, which will count by its share
+                items = items * batch_size(part) / batch_size(dict(inputs))
             with point:
                 loss: Tensor = super().training_step(model, part, items)
             self._note(point, loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -48,7 +49,9 @@ def symmetric(
         law: ``"sphere"``, ``"sign"``, ``"uniform"``, or a function ``draw(key, shape, dtype)``.
         pairs: noise pairs a step.
         perturb: ``perturb(path, leaf)`` says which leaves get noise, the path being such as ``"dense/kernel"``. By
-            default those of two or more dimensions. Integers, masks and random keys never get any.
+            default those of two or more dimensions. Integers, masks and random keys never get any (and
+            ``value_and_grad`` takes them no more than JAX's does). Inside ``optax.masked`` or ``multi_transform`` it
+            should be given: frozen leaves are among the ``params`` of the loss.
         per_device: the axis of ``shard_map`` or ``pmap`` whose devices each draw noise of their own; losses and
             gradients are then means over it. None: the noise is the same everywhere, and the means are the caller's.
     """
@@ -64,6 +67,8 @@ def symmetric(
     inner = optax.with_extra_args_support(base)
 
     def init(params: Params) -> SymmetricState:
+        if perturb is None:
+            _check_whole(params)
         fresh = jnp.copy(key)  # so that a state given away to jit does not take the caller's key along
         return SymmetricState(fresh, jnp.zeros((), jnp.int32), inner.init(params))
 
@@ -213,6 +218,17 @@ def _check_aux(noisy: Callable[[], Any], clean: Callable[[], Any]) -> None:
         raise ValueError(
             "with split and a level that may become 0, aux must have the same shapes for half a batch and for a whole "
             f"one, not {of_halves} and {of_whole}: return sums or means over the samples, or give noise as a number"
+        )
+
+
+def _check_whole(params: Params) -> None:
+    """What optax hides from this optimizer is not trained by it, and should not get its noise."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode))
+    if any(isinstance(leaf, optax.MaskedNode) for leaf in leaves):
+        warnings.warn(
+            "optax.masked or multi_transform gives this optimizer a part of the parameters only: say with "
+            "perturb=lambda path, leaf: ... which leaves get noise, or all of two or more dimensions do",
+            stacklevel=3,
         )
 
 

@@ -71,7 +71,7 @@ class Averaging(Plain):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Also takes a checkpoint without an average: the average then starts anew."""
-        rest = {key: value for key, value in state_dict.items() if key != "averaging"}
+        rest = {key: value for key, value in state_dict.items() if key != "averaging"}  # bases may look at every key
         super().load_state_dict(rest)
         if "averaging" in state_dict:
             self.steps = state_dict["averaging"]["steps"]

@@ -17,7 +17,6 @@ from ..core.gradients import clear
 from ..core.noisy import Noisy
 from ..core.parallel import local, several_processes, unwrap_ddp
 from ..core.points import Level, TwoPoints
-from ..core.selection import trainable
 from ..core.walk import Point, Walk
 from ..core.wrapper import capturing
 
@@ -35,6 +34,7 @@ class EntropySGD(Noisy):
     batches: a step is one walk. Options not named here are those of :class:`ssgd.SSGD`; law and ``perturb`` are fixed.
     """
 
+    every_tensor = True
     flat_aliases = False
 
     def __init__(
@@ -96,9 +96,6 @@ class EntropySGD(Noisy):
             raise RuntimeError("Entropy-SGD cannot be used with a GradScaler: train in bfloat16, which needs none")
         return super()._step_base()
 
-    def _default_selection(self) -> list[Tensor]:
-        return trainable(self._parameters())
-
     def _active(self) -> list[bool]:
         return [True] * len(self.param_groups)  # without thermal noise the inner steps are taken all the same
 
@@ -151,6 +148,9 @@ class Langevin:
     def restore(self) -> None:
         self.weights.restore()
         self._inner, self._mean = [], []
+
+    def writes(self) -> list[tuple[int, int]]:
+        return self.weights.writes()
 
     def _leave_gradient(self) -> None:
         """p.grad = w − μ."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core.checks import check_count
 from ..core.noisy import Noisy
 from ..core.points import Level
-from ..core.selection import trainable
 from ..core.walk import Point
 
 
@@ -23,6 +21,8 @@ class NSO(Noisy):
 
     Options not named here are those of :class:`ssgd.SSGD`; the law is fixed.
     """
+
+    every_tensor = True
 
     def __init__(self, base: Optimizer, noise: Level, *, pairs: int = 1, **options: Any) -> None:
         check_count("pairs", pairs)
@@ -38,6 +38,3 @@ class NSO(Noisy):
         if self.pairs > 1:
             raise ValueError("split() has two halves for one pair of signs: use pairs=1, or points()")
         yield from self._over_halves(batch, [1, -1])
-
-    def _default_selection(self) -> list[Tensor]:
-        return trainable(self._parameters())

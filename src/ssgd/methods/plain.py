@@ -63,3 +63,6 @@ class Stay:
 
     def restore(self) -> None:
         pass
+
+    def writes(self) -> list[tuple[int, int]]:
+        return []

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..core.buckets import as_real
 from ..core.gradients import present
 from ..core.noisy import Noisy
 from ..core.parallel import local
 from ..core.points import Damping, Level
-from ..core.selection import trainable
 from ..core.walk import Point
 
 
@@ -28,6 +28,8 @@ class RWP(Noisy):
     The papers take the two gradients on different batches: ``split()`` does, on the halves of one.
     Options not named here are those of :class:`ssgd.SSGD`; the law is fixed.
     """
+
+    every_tensor = True
 
     def __init__(
         self,
@@ -57,9 +59,6 @@ class RWP(Noisy):
             raise ValueError("split() takes a clean and a noisy gradient: use a share below 1, or points()")
         yield from self._over_halves(batch, [0, 1], [1 - self.share, self.share])
 
-    def _default_selection(self) -> list[Tensor]:
-        return trainable(self._parameters())
-
     def _damping(self) -> Damping | None:
         if not self.adaptive:
             return None
@@ -67,8 +66,8 @@ class RWP(Noisy):
         def by_filter(p: Tensor) -> Tensor:
             past = self.state[p].get("squared_gradients")
             if past is None:
-                return torch.ones((), dtype=p.dtype, device=p.device)
-            rows = tuple(range(1, p.dim()))
+                return torch.ones((), dtype=as_real(p).dtype, device=p.device)
+            rows = tuple(range(1, past.dim()))
             return (1 + self.eta * (local(past).sum(rows, keepdim=True) if rows else local(past))).sqrt_()
 
         return by_filter
@@ -78,8 +77,8 @@ class RWP(Noisy):
         stepped = super()._step_base()
         for p in self.selected if stepped and self.adaptive else []:
             if p.grad is not None:
-                (gradient,) = present([p])
-                past = local(self.state[p].setdefault("squared_gradients", torch.zeros_like(p)))
+                (gradient,) = map(as_real, present([p]))
+                past = local(self.state[p].setdefault("squared_gradients", torch.zeros_like(as_real(p))))
                 new = past * self.beta + gradient.square()
                 past.copy_(new if self._found_inf is None else torch.where(self._found_inf > 0, past, new))
         return stepped

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..core import stale
 from ..core.batchnorm import RunningStatistics, check_policy
 from ..core.buckets import as_real, make_buckets
 from ..core.checks import check_choice, check_chosen, check_level
@@ -64,7 +65,7 @@ class SAM(Wrapper):
 
     def points(self) -> Iterator[Point]:
         """w, then w + e; run the same batch at both."""
-        climbs = not self._clean()
+        climbs = bool(self.selected) and not self._clean()
         yield from self._begin(lambda: self._make_walk(climbs))
 
     @property
@@ -118,6 +119,9 @@ class Climb:
         self.weights.restore()
         self._slopes = []
 
+    def writes(self) -> list[tuple[int, int]]:
+        return self.weights.writes()
+
     @torch.no_grad()
     def _climb(self) -> None:
         slopes, self._slopes = self._slopes, []
@@ -133,7 +137,7 @@ class Climb:
                 s.masked_fill_(lost, 0)
             scales = {group: self.levels[group] / (here + 1e-12) for group in set(bucket.groups)}
             self.weights.each("addcmul_", bucket.tensors, slope, [scales[group] for group in bucket.groups])
-        torch.clear_autocast_cache()
+        stale.forget()
 
     def _slope(self, p: Tensor) -> Tensor:
         """∇L(w), times |w| in ASAM; its norm is what e is scaled by."""
