@@ -124,15 +124,15 @@ def plane():
 
 
 def spectrum(largest):
-    values = np.linspace(-1, largest, 10)[None].repeat(2, 0)
-    weights = np.full((2, 10), 0.1)
+    values = np.linspace(-1, largest, 90)[None].repeat(5, 0)
+    weights = np.full((5, 90), 1 / 90)
     facts = {"product": "exact", "mode": "eval", "dtype": "float32"}
     return Spectrum(
         values=values,
         weights=weights,
         parameters=10,
-        samples=10,
-        products=20,
+        samples=10_000,
+        products=450,
         passes=60.0,
         seconds=1.0,
         seed=0,

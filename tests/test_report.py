@@ -3,23 +3,27 @@
 import json
 import math
 import re
+import shutil
 import sys
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ssgd import reproduce
 from ssgd.cli.main import main
 from ssgd.recipes import RECIPES
 from ssgd.report import cells, paper
-from ssgd.report.cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Cell, outcome, verdict
-from ssgd.report.charts import charts_of, learning_curves
-from ssgd.report.matching import USUAL, matching
+from ssgd.report.cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Cell, outcome, tally, verdict
+from ssgd.report.charts import WHOLE_SPECTRUM, charts_of, learning_curves, section
+from ssgd.report.matching import RUNS_OF, USUAL, joined_phases, matching, same
 from ssgd.report.measured import Measured, read_measured
 from ssgd.report.page import show
 from ssgd.report.runs import as_run, read_runs
 from ssgd.report.statistics import Sample, paired, sample, t_quantile
+from ssgd.reproduce.pictures import SIZES
 from ssgd.train.recipe import Recipe
 from tests.report_rows import page_of, row, run, write_results, write_rows
 
@@ -54,6 +58,7 @@ def test_differences_are_those_of_common_seeds():
     assert (found.mean, found.sd, found.count, found.gained) == (2.0, 1.0, 3, 3)
     assert (found.low, found.high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-4)
     assert paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 9.0, 2: 9.0}, less_is_better=True).gained == 2
+    assert paired({0: 1.0, 1: 9.0}, {0: 1.0, 1: 2.0}).gained == 1
     assert paired({0: 1.0}, {1: 1.0}) is None
     assert math.isnan(paired({0: 1.0}, {0: 2.0}).low)
 
@@ -70,6 +75,8 @@ BASE = Cell("SGD", "", 68.0, 0.4)
         (Sample(69.6, 0.2, 3), 1.5, REPRODUCED),
         (Sample(70.1, 0.2, 3), 2.0, NOT_REPRODUCED),  # 0.6 off, the spreads are 0.5 together
         (Sample(70.1, 0.4, 3), 2.0, REPRODUCED),
+        (Sample(70.0, 0.2, 3), 2.0, REPRODUCED),  # just as far as both reach
+        (Sample(69.5, 0.2, 3), 0.0, NOT_REPRODUCED),
         (Sample(69.3, math.nan, 1), 1.3, REPRODUCED),
         (Sample(69.5, 0.2, 3), -0.4, NOT_REPRODUCED),  # a loss where the paper has a gain
         (Sample(69.5, 0.2, 3), None, UNDECIDED),
@@ -97,12 +104,30 @@ def test_statistics_gathered_again_are_told_and_decide_nothing():
     found = outcome(asked, "table2", runs)
     assert (found.verdict, found.anew.mean, found.anew.count) == (NOT_REPRODUCED, 69.4, 1)
     assert outcome(asked, "table2", [run("table2/cifar100/resnet20/ssgd-0.5", 1)]).anew is None
+    assert outcome(replace(asked, metric="train_accuracy"), "table2", runs).anew is None
 
 
 def test_verdict_where_the_paper_says_less():
     assert verdict(Cell("SGD", "", 80.0), Sample(80.7, math.nan, 1), None) == REPRODUCED  # 1 % stands in
     assert verdict(Cell("SGD", "", 80.0), Sample(80.9, math.nan, 1), None) == NOT_REPRODUCED
     assert verdict(Cell("AN4", "", None), Sample(20.0, math.nan, 1), None) == OURS_ALONE
+
+
+def test_a_gain_decides_only_where_the_paper_has_one():
+    ours = Sample(68.1, 0.2, 3)
+    assert verdict(Cell("S-SGD", "", 68.0, 0.3, base=BASE), ours, -0.1) == REPRODUCED  # the paper's is 0
+    assert verdict(Cell("S-SGD", "", 68.0, 0.3, base=Cell("SGD", "", None)), ours, -0.1) == REPRODUCED
+
+
+def test_a_shortened_run_of_what_the_paper_does_not_have_is_ours_alone():
+    short = {"phases": "10-10-10", "name": "table3/small/resnet18/sgd"}
+    small = run("table3/resnet18/sgd", changes=short, scale="small")
+    target = replace(cell("table3", "ResNet18, SGD", "top 1"), paper=None)
+    assert outcome(target, "table3", [small]).verdict == OURS_ALONE
+
+
+def test_a_tally_has_the_verdicts_that_occur():
+    assert tally([outcome(cell("table2", "ResNet20, SGD", "CIFAR-100"), "table2", [])]) == {NOT_RUN: 1}
 
 
 def test_perplexity_gains_downwards():
@@ -142,6 +167,16 @@ def test_sgd_cut_in_two_is_table_5s():
     assert (found.ours, found.small, found.verdict) == ({1: 79.0}, False, REPRODUCED)
     noisy = run("table5/large/ssgd-0.9", 1, {"phases": "29S-26S"}, test_perplexity=77.0)
     assert matching([noisy], cell("table5", "large, S-SGD (0.9)", "test").wanted, "table5") == []
+
+
+def test_phases_are_joined_only_where_the_cut_means_nothing():
+    sgd = {"method": "sgd", "lr": [0.1]}
+    assert joined_phases("29-26", sgd) == "55" and joined_phases("29-26", {**sgd, "lr": [0.1, 0.01]}) == "29-26"
+    assert joined_phases("29(ema)-26", sgd) == "29(ema)-26"
+
+
+def test_levels_that_differ_by_rounding_are_the_same():
+    assert same(0.1 + 0.2, 0.3) and not same(0.3, 0.31)
 
 
 WHERE = {"fig7": ("SGD_f", "test"), "table2": ("ResNet20, SGD", "CIFAR-100")}
@@ -188,13 +223,13 @@ def test_a_seed_counts_once_and_fields_that_older_rows_lack_have_their_usual_val
     old = row("table2/cifar100/resnet20/sgd", 1)
     for name in ("perturb", "recompute_bn", "normalise"):
         old["recipe"].pop(name, None)
-    runs = [run("table2/cifar100/resnet20/sgd"), run("fig3/sgd"), as_run(old)]
+    runs = [as_run(old), run("table2/cifar100/resnet20/sgd"), run("fig3/sgd")]
     assert [found.seed for found in matching(runs, wanted, "table2")] == [0, 1]
     four = row("fig5/sgd/1024")
     assert matching([as_run(four)], cell("fig5", "SGD", "1024").wanted, "fig5")
     del four["recipe"]["devices"]
     assert not matching([as_run(four)], cell("fig5", "SGD", "1024").wanted, "fig5")
-    without = {key: value for key, value in old.items() if key != "recipe"}
+    without = {key: value for key, value in {**old["recipe"], **old}.items() if key != "recipe"}
     assert not matching([as_run(without)], wanted, "table2")
 
 
@@ -208,6 +243,11 @@ def test_shortened_runs_stand_in_for_their_own_part_alone_and_are_marked():
     whole = run("table3/resnet18/sgd", 1, test_accuracy=70.0)
     assert outcome(target, "table3", [small, whole]).ours == {1: 70.0}
     assert not outcome(target, "table3", [run("table3/resnet18/sgd", changes=short)]).ours
+    marked = {"phases": "10-10S-10S", "name": "table3/small/resnet18/ssgd"}
+    noisy = next(c for c in PARTS["table3"].cells if c.row.startswith("ResNet18, S-SGD") and c.column == "top 1")
+    assert not outcome(noisy, "table3", [run("table3/resnet18/ssgd", changes=marked, scale="small")]).ours
+    marked["phases"] = "10S-10S-10S"  # on all of them they say nothing
+    assert outcome(noisy, "table3", [run("table3/resnet18/ssgd", changes=marked, scale="small")]).ours
 
 
 def test_a_shortened_run_gains_over_a_shortened_one_alone():
@@ -286,9 +326,9 @@ def test_lines_and_planes_are_judged_by_their_runs_own_figures():
         for column, ours in (("train", 90.0), ("test", 69.0)):
             assert outcome(cell("fig7", label, column), "fig7", runs).ours == {0: ours}
     assert outcome(cell("fig2", "SGD", "test accuracy"), "fig2", runs).ours == {0: 69.0}  # SGD_f is the same training
-    assert outcome(cell("fig2", "S-SGD", "test accuracy"), "fig2", runs).verdict == NOT_RUN
-    runs = [run("table2/cifar100/resnet20/ssgd-0.5", test_accuracy=69.4)]
-    assert outcome(cell("fig2", "S-SGD", "test accuracy"), "fig2", runs).ours == {0: 69.4}
+    assert outcome(cell("fig2", "S-SGD", "test accuracy"), "fig2", runs).ours == {0: 69.0}
+    others = [run("table2/cifar100/resnet20/ssgd-0.5", test_accuracy=69.4)]
+    assert outcome(cell("fig2", "S-SGD", "test accuracy"), "fig2", others).verdict == NOT_RUN
     assert show(PARTS["fig2"], runs, Measured()).charts[0]["missing"] == "our line is not computed yet"
     for part in ("fig2", "fig7"):
         assert "batch-norm's statistics gathered anew" in PARTS[part].note
@@ -299,6 +339,34 @@ def test_spectra_have_a_verdict(tmp_path):
     measured = read_measured(tmp_path)
     assert [o.verdict for o in show(PARTS["figA6"], [], measured).outcomes] == [REPRODUCED]  # SGD's is the larger
     assert [o.verdict for o in show(PARTS["figA6"], [], Measured(spectra=measured.spectra[:1])).outcomes] == [NOT_RUN]
+
+
+def test_a_spectrum_of_less_decides_nothing(tmp_path):
+    write_results(tmp_path)
+    whole = read_measured(tmp_path).spectra
+    assert (reproduce.get("figA6").picture.samples, *SIZES["spectrum"]["paper"]) == WHOLE_SPECTRUM
+    for less in (
+        {"samples": 5_000},
+        {"values": whole[0].values[:2], "weights": whole[0].weights[:2]},
+        {"values": whole[0].values[:, :60], "weights": whole[0].weights[:, :60]},
+    ):
+        found = show(PARTS["figA6"], [], Measured(spectra=[replace(whole[0], **less), whole[1]]))
+        assert [(o.verdict, o.small) for o in found.outcomes] == [(UNDECIDED, True)]
+        assert sum("(small: " in series["name"] for series in found.charts[0]["series"]) == 1
+
+
+def test_a_part_that_shows_anothers_runs_prefers_them():
+    for name, part in RUNS_OF.items():
+        assert {recipe.name.split("/")[0] for recipe in reproduce.get(name).recipes("paper")} == {part}
+    for name in PARTS.keys() - RUNS_OF.keys() - {"figA4", "figA5"}:  # of spectra
+        assert name in {recipe.name.split("/")[0] for recipe in reproduce.get(name).recipes("paper")}
+    elsewhere, own = (
+        run("table2/cifar10/resnet20/sgd", 0, {"name": n}, test_accuracy=a) for n, a in (("x", 1), ("table2/x", 2))
+    )
+    for part in ("table2", "tableA1", "fig4"):
+        assert [one.row["test_accuracy"] for one in matching([elsewhere, own], PARTS[part].cells[0].wanted, part)] == [
+            2
+        ]
 
 
 # The page
@@ -332,7 +400,7 @@ def test_every_table_has_its_rows_and_every_figure_its_drawing(made_up, tmp_path
     page = page_of(tmp_path / "results", tmp_path)
     found = Rows(page)
     for part in PARTS.values():
-        assert found.rows[part.name] >= max(1, len(part.cells))
+        assert found.rows[part.name] >= max(1, sum(not cell.ours for cell in part.cells))
     assert {*FIGURES, "baseline", "level"} <= found.drawings and not {*PAPER} & found.drawings
     drawn = {c["name"]: c for c in data_of(page)["charts"]}
     for name in ("fig2", "fig3", "fig4", "fig5", "fig7", "figA1", "figA2", "figA3"):
@@ -384,7 +452,7 @@ def test_what_diverged_is_told_and_is_no_figure():
 def test_what_diverged_stands_in_the_way_of_nothing():
     """Neither of a finished run of its seed, nor of the curves of the others; a shortened one decides nothing."""
     part, curve = PARTS["fig4"], [90.0] * 175
-    lost = {**row("table2/cifar10/resnet20/sgd", 0, curve=[50.0] * 12), "experiment": "fig4/x", "diverged": "so"}
+    lost = {**row("table2/cifar10/resnet20/sgd", 0, curve=[50.0] * 12), "experiment": "table2/x", "diverged": "so"}
     lost = as_run({key: value for key, value in lost.items() if key != "test_accuracy"})
     good = [run("table2/cifar10/resnet20/sgd", seed, curve=curve) for seed in (0, 1)]
     found = outcome(part.cells[0], "fig4", [lost, *good])
@@ -433,6 +501,20 @@ def test_a_curve_says_of_how_many_seeds_it_is():
     assert drawn(broken, broken) == ("SGD", 88)
 
 
+def test_without_a_line_figure_2_is_a_section_of_figure_7s_plane(tmp_path):
+    write_results(tmp_path)
+    shutil.rmtree(tmp_path / "fig2")
+    measured = read_measured(tmp_path)
+    (drawn,) = charts_of(PARTS["fig2"], [], [], measured, paper.targets())
+    assert drawn["x"] == "from SGD_f at 0 to S-SGD at 1, read off figure 7's plane"
+    ours = {one["name"]: dict(map(tuple, one["points"])) for one in drawn["series"] if not one["paper"]}
+    assert ours["test"][0.0] == pytest.approx(20 * 0.45) and ours["train"][1.0] == pytest.approx(10 * 0.45)
+    (surface,) = measured.planes("fig7")
+    assert section(replace(surface, names=["a", "b", "c"])) is None
+    far = replace(surface, arrays={**surface.arrays, "x": surface.arrays["x"] + 9})
+    assert np.isnan(section(far).arrays["errors"]).all()
+
+
 def test_the_papers_line_of_figure_2_is_two_points():
     (theirs,) = charts_of(PARTS["fig2"], [], [], Measured(), paper.targets())[0]["series"]
     assert theirs["paper"] and theirs["loose"] and len(theirs["points"]) == 2
@@ -453,9 +535,9 @@ def test_the_committed_page_is_that_of_the_committed_results(tmp_path):
 
 def test_report_knows_results_alone():
     for file in (ROOT / "src" / "ssgd" / "report").glob("*.py"):
-        assert not re.search(r"^\s*(from \.\.|from ssgd|import ssgd|import torch)", file.read_text(), re.MULTILINE), (
-            file
-        )
+        assert not re.search(
+            r"^\s*(from \.\.(?!files )|from ssgd|import ssgd|import torch)", file.read_text(), re.MULTILINE
+        ), file
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
@@ -463,6 +545,9 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     out = tmp_path / "deep" / "page.html"
     assert main(["report", "--results", str(tmp_path / "results"), "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"written: {out} (1 runs)\n" and out.read_text().startswith("<!doctype html>")
+    write_rows(tmp_path / "results" / "y.jsonl", [{**row("fig3/all/0.5"), "scale": "smoke"}])
+    assert main(["report", "--results", str(tmp_path / "results"), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"written: {out} (1 runs, 1 smoke tests left out)\n"
     assert main(["report", "--results", str(tmp_path / "nowhere")]) == 1
     assert "there is no folder" in capsys.readouterr().err
     assert main(["report", "--results", str(tmp_path / "results"), "--out", str(tmp_path)]) == 1
@@ -474,3 +559,17 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 
 def test_the_rule_is_on_the_page(tmp_path):
     assert cells.RULE.split(":")[1][:40] in page_of(tmp_path, tmp_path).replace("&#39;", "'")
+
+
+def test_a_disk_that_refuses_leaves_the_old_page(tmp_path, monkeypatch, capsys):
+    write_rows(tmp_path / "results" / "x.jsonl", [row("fig3/all/0.5")])
+    out = tmp_path / "page.html"
+    out.write_text("old")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert main(["report", "--results", str(tmp_path / "results"), "--out", str(out)]) == 1
+    assert "there is no space left for" in capsys.readouterr().err
+    assert out.read_text() == "old" and not list(tmp_path.glob(".*.tmp"))

@@ -6,6 +6,7 @@ import math
 from functools import partial
 from typing import Any
 
+from .answers import by_task
 from .charts import Chart, chart, curve
 from .questions import Line, Question, by_variant, figures, lost, passes
 from .runs import Run, is_number
@@ -51,6 +52,7 @@ def beyond(runs: list[Run]) -> Question:
         drawn,
         measured="test",
         base=BASE,
+        answer=by_task(lines),
         diverged=lost(mine),
     )
 

@@ -20,11 +20,11 @@ UNSTATED = 0.01  # of the paper's number: its spread, where it states none
 
 RULE = (
     "Reproduced: our mean lies no further from the paper's than the two spreads together, and the gain over SGD has "
-    "the paper's sign. A spread is a standard deviation over seeds; the paper's is that of its tables A1 and A2 or of "
-    "the bars of its figure 3, and where it states none, 1 % of its number. A single seed of ours adds no spread. "
-    "Undecided: our SGD has not been run, so the gain is not known; or our runs were shortened, which is marked: "
-    "small. Ours alone: the paper has no number. Diverged: the loss became nan or infinite, and there is no figure; "
-    "where all seeds did, that is not reproduced."
+    "the paper's sign. A spread is a standard deviation over seeds; the paper's is that of its tables A1 and A2, for "
+    "table 1 too, of the bars of its figure 3 or of figure 4's five runs, and where it states none, 1 % of its number. "
+    "A single seed of ours adds no spread. Undecided: our SGD has not been run, so the gain is not known; or our runs "
+    "were shortened, which is marked: small. Ours alone: the paper has no number. Diverged: the loss became nan or "
+    "infinite, and there is no figure; where all seeds did, that is not reproduced."
 )
 
 
@@ -41,6 +41,7 @@ class Cell:
     base: Cell | None = None  # what the gain is counted from
     runs: tuple[float, ...] = ()  # the paper's, where it lists them
     x: float | None = None  # where it stands in a chart
+    ours: bool = False  # a control that the paper has not: shown once it was run
 
     @property
     def gain(self) -> float | None:

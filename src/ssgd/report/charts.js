@@ -23,7 +23,7 @@ function drawIn(plot, chart, box) {
   const inside = element("svg", { x: LEFT - 6, y: TOP - 6, width, height, viewBox: `${LEFT - 6} ${TOP - 6} ${width} ${height}` });
   chart.series.forEach((series, i) => {
     const drawn = drawSeries(series, x, y);
-    const aside = chart.scale === "names" && series.loose ? 14 * (i - (chart.series.length - 1) / 2) : 0; // not on each other
+    const aside = chart.scale === "names" && series.loose ? spacing(chart, x) * (i - (chart.series.length - 1) / 2) : 0; // not on each other
     if (aside) drawn.setAttribute("transform", `translate(${aside} 0)`);
     inside.append(drawn);
   });
@@ -36,6 +36,10 @@ function drawIn(plot, chart, box) {
   tip.setAttribute("role", "status");
   plot.replaceChildren(svg, tip);
   watch(svg, tip, cross, chart, x, box.width);
+}
+
+function spacing(chart, x) { // of the marks at one name, which keep apart from those of the next
+  return Math.min(14, (x.to(1) - x.to(0)) / (chart.series.length + 0.5));
 }
 
 function xScale(chart, box) {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, Cell, Outcome
+from .cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Cell, Outcome
 from .matching import matching
 from .measured import Array, Measured, Spectrum, Surface, plain
 from .paper import Part
@@ -19,6 +19,9 @@ Chart = dict[str, Any]
 Point = tuple[float | None, ...]
 SPECTRA = ("figA4", "figA5", "figA6")
 POINTS = 241  # of a density's curve
+SECTIONS = 29  # points of a line through a plane
+HEIGHTS = ("losses", "errors")
+WHOLE_SPECTRUM = (10_000, 90, 5)  # images, steps and probes; one of less is small
 
 
 def charts_of(part: Part, outcomes: Sequence[Outcome], runs: list[Run], measured: Measured, t: Any) -> list[Chart]:
@@ -116,7 +119,7 @@ def learning_curves(part: Part, runs: list[Run], name: str) -> list[dict[str, An
 def line_chart(part: Part, measured: Measured) -> Chart:
     theirs = [(0.0, 100 - (part.cells[0].paper or 0)), (1.0, 100 - (part.cells[1].paper or 0))]
     series = [curve("test, at both ends", theirs, True, 0, loose=True)]
-    lines = measured.lines(part.name)
+    lines = measured.lines(part.name) or [found for plane in measured.planes("fig7") if (found := section(plane))]
     for line in lines[:1]:
         for colour, task in sorted(enumerate(line.tasks), key=lambda pair: pair[1] != "test"):
             errors = line.arrays["errors"][colour]
@@ -124,7 +127,39 @@ def line_chart(part: Part, measured: Measured) -> Chart:
     first, second = lines[0].names if lines else ("SGD", "S-SGD")
     if plain(first) == "ssgd":  # ours runs the other way
         series[0]["points"] = [[1 - x, y] for x, y in series[0]["points"]]
-    return chart(part.name, f"from {first} at 0 to {second} at 1", "error, %", series)
+    read_off = ", read off figure 7's plane" if lines and lines[0].experiment != part.name else ""
+    return chart(part.name, f"from {first} at 0 to {second} at 1{read_off}", "error, %", series)
+
+
+def section(plane: Surface) -> Surface | None:
+    """From SGD_f to S-SGD and a fifth beyond either, between the plane's points: the paper's figure 2 is such a one."""
+    names = [plain(name) for name in plane.names]
+    if not {"sgdf", "ssgd"} <= set(names):
+        return None
+    a, b = (plane.arrays["anchors"][names.index(name)] for name in ("sgdf", "ssgd"))
+    at = np.linspace(-0.2, 1.2, SECTIONS).round(6)
+    heights = {
+        name: np.stack([_between(plane, h, a + at[:, None] * (b - a)) for h in plane.arrays[name]]) for name in HEIGHTS
+    }
+    ends = np.array([[0.0], [1.0]])
+    arrays = {"x": at, "y": np.zeros(0), **heights, "anchors": ends}
+    return Surface(plane.experiment, plane.label, ["SGD_f", "S-SGD"], plane.tasks, arrays)
+
+
+def _between(plane: Surface, heights: Array, points: Array) -> Array:
+    """Bilinear; nan outside of the plane."""
+    axes = [plane.arrays[axis] for axis in ("x", "y")]
+    lows, shares = [], []
+    for axis, values in zip(axes, points.T, strict=True):
+        slack = 1e-9 * (axis[-1] - axis[0])
+        low = np.clip(np.searchsorted(axis, values) - 1, 0, len(axis) - 2)
+        outside = (values < axis[0] - slack) | (values > axis[-1] + slack)
+        lows.append(low)
+        shares.append(np.where(outside, np.nan, (values - axis[low]) / (axis[low + 1] - axis[low])))
+    (i, j), (u, v) = lows, shares
+    near = (1 - u) * heights[i, j] + u * heights[i + 1, j]
+    far = (1 - u) * heights[i, j + 1] + u * heights[i + 1, j + 1]
+    return np.asarray((1 - v) * near + v * far)
 
 
 def chosen_spectra(name: str, measured: Measured) -> list[Spectrum]:
@@ -138,6 +173,10 @@ def is_noisy(spectrum: Spectrum) -> bool:
     return "ssgd" in plain(spectrum.label)
 
 
+def is_small(spectrum: Spectrum) -> bool:
+    return any(mine < whole for mine, whole in zip(spectrum.size, WHOLE_SPECTRUM, strict=True))
+
+
 def density_chart(part: Part, spectra: list[Spectrum]) -> Chart:
     """Bells of one width, a hundredth of the widest range, so that heights compare; below 1e-8 nothing is drawn."""
     series = []
@@ -148,7 +187,9 @@ def density_chart(part: Part, spectra: list[Spectrum]) -> Chart:
         for spectrum in spectra:
             density = spectrum.density(grid, span / 100)
             points = [(x, d if d > 1e-8 else None) for x, d in zip(grid.tolist(), density.tolist(), strict=True)]
-            series.append(curve(spectrum.label, points, False, int(is_noisy(spectrum))))
+            samples, steps, probes = spectrum.size
+            size = f" (small: {samples:,} images, {steps} steps, {probes} probes)" if is_small(spectrum) else ""
+            series.append(curve(f"{spectrum.label}{size}", points, False, int(is_noisy(spectrum))))
     return chart(part.name, part.x, part.y, series, logarithmic=True)
 
 
@@ -163,6 +204,8 @@ def spectrum_outcomes(name: str, measured: Measured) -> list[Outcome]:
     if not all(largest):
         return [Outcome(cell, {}, None, False, NOT_RUN, None)]
     difference = float(np.mean(largest[0]) - np.mean(largest[1]))
+    if any(map(is_small, found)):
+        return [_measured_once(cell, difference, UNDECIDED, small=True)]
     return [_measured_once(cell, difference, REPRODUCED if difference > 0 else NOT_REPRODUCED)]
 
 
@@ -183,8 +226,8 @@ def finite(x: Array, y: Array) -> list[tuple[float, float]]:
     return [(float(a), float(b)) for a, b in zip(x, y, strict=True) if math.isfinite(b)]
 
 
-def _measured_once(cell: Cell, value: float, verdict: str) -> Outcome:
-    return Outcome(cell, {0: value}, Sample(value, math.nan, 1), False, verdict, None)
+def _measured_once(cell: Cell, value: float, verdict: str, small: bool = False) -> Outcome:
+    return Outcome(cell, {0: value}, Sample(value, math.nan, 1), small, verdict, None)
 
 
 def _start(part: Part, mine: Sequence[Outcome], placed: Sequence[Outcome]) -> Outcome | None:

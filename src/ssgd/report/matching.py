@@ -40,12 +40,23 @@ USUAL: Wanted = {  # a recipe's own defaults, but of what every cell states
     "optimizer": "sgd",
     "momentum": 0.9,
     "nesterov": False,
+    "decayed": "all",
     "batch": 128,
     "devices": 1,
     "sync_batchnorm": False,
     "recompute_bn": False,
 }
 CIFAR: Wanted = {**USUAL, "phases": "75-50-50", "lr": [0.1, 0.01, 0.001], "weight_decay": 5e-4}
+RUNS_OF = {  # parts of the paper that show the runs of another
+    "fig2": "fig7",
+    "fig4": "table2",
+    "fig6": "table4",
+    "tableA1": "table2",
+    "tableA2": "table2",
+    "figA1": "fig3",
+    "figA2": "table5",
+    "figA3": "table5",
+}
 OF_THE_RECIPE = ("epochs",)  # in a row it is how many were trained, in a recipe where restarts end
 
 
@@ -68,7 +79,7 @@ def matching(runs: Iterable[Run], wanted: Wanted, part: str) -> list[Run]:
 
 
 def _made_for(run: Run, part: str) -> bool:
-    return run.experiment.split("/")[0] == part
+    return run.experiment.split("/")[0] == RUNS_OF.get(part, part)
 
 
 def _fits(run: Run, wanted: Wanted, aside: tuple[str, ...]) -> bool:
@@ -81,7 +92,7 @@ def _field(run: Run, name: str, usual: object) -> object:
 
 
 def same(a: object, b: object) -> bool:
-    if isinstance(a, int | float) and isinstance(b, int | float) and not isinstance(a, bool):
+    if isinstance(a, int | float) and isinstance(b, int | float):
         return math.isclose(a, b)
     return a == b
 

@@ -36,6 +36,13 @@ class Spectrum:
     label: str
     values: Array
     weights: Array
+    samples: int = 0
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Of the data that the Hessian is of, Lanczos' steps, and probes."""
+        probes, steps = self.values.shape
+        return self.samples, steps, probes
 
     @property
     def largest(self) -> float:
@@ -106,4 +113,4 @@ def _add(found: Measured, facts: dict[str, Any], arrays: dict[str, Array], exper
         fit = values.shape == weights.shape and values.ndim == 2 and (weights > 0).any()
         if not fit or not np.isfinite(values).all() or not np.isfinite(weights).all():
             raise ValueError("its values and weights do not fit each other")
-        found.spectra.append(Spectrum(experiment, label, values, weights))
+        found.spectra.append(Spectrum(experiment, label, values, weights, int(facts["samples"])))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..files import make_room, write_whole
+from .answers import counted
 from .beyond import beyond
 from .cells import NOT_RUN, RULE, Outcome, outcome, tally
 from .charts import SPECTRA, Chart, charts_of, spectrum_outcomes, surface_of
@@ -15,6 +16,7 @@ from .measured import Measured, read_measured
 from .paper import Part, parts, targets
 from .questions import questions
 from .runs import Run, read_runs
+from .wording import number, signed, spread, subject
 
 FOLDED_FROM = 40  # cells
 
@@ -57,10 +59,11 @@ def write(results: str | Path, out: str | Path) -> str:
         raise IsADirectoryError(f"{out} is a folder: name a file in it, --out {out / 'report.html'}")
     runs, complaints, smoke = read_runs(results)
     measured = read_measured(results)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(runs, measured, complaints, smoke), encoding="utf-8")
+    make_room(out)
+    write_whole(out, render(runs, measured, complaints, smoke).encode())
     left = len(complaints) + len(measured.complaints)
     also = f", {left} unreadable lines or files left out" if left else ""
+    also += f", {smoke} smoke tests left out" if smoke else ""
     return f"written: {out} ({len(runs)} runs{also})"
 
 
@@ -76,10 +79,11 @@ def render(runs: list[Run], measured: Measured, complaints: list[str] | None = N
         loader=jinja2.FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the order of heights is that of the choice
-    environment.filters.update(number=number, spread=spread, signed=signed)
+    environment.filters.update(number=number, spread=spread, signed=signed, subject=subject)
     page: str = environment.get_template("page.html").render(
         shown=shown,
         questions=asked,
+        counted=counted([outcome for s in shown for outcome in s.outcomes]),
         runs=len(runs),
         devices=sorted({str(run.row["device"]) for run in runs if run.row.get("device")}),
         rule=RULE,
@@ -97,26 +101,10 @@ def show(part: Part, runs: list[Run], measured: Measured) -> Shown:
         found = spectrum_outcomes(part.name, measured)
     else:
         found = [outcome(cell, part.name, runs) for cell in part.cells]
+        found = [o for o in found if not (o.cell.ours and o.verdict == NOT_RUN)]
     surfaces = [surface_of(plane) for plane in measured.planes(part.name)]
     return Shown(part, found, charts_of(part, found, runs, measured, targets()), surfaces)
 
 
 def asset(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
-
-
-def number(value: float | None) -> str:
-    """Two digits after the point, two significant ones for what would be 0.00."""
-    if value is None or math.isnan(value):
-        return "–"
-    return (f"{value:.2f}" if abs(value) >= 0.005 or value == 0 else f"{value:.2g}").replace("-", "−")
-
-
-def spread(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f" ± {number(value)}"
-
-
-def signed(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "–"
-    return f"+{value:.2f}" if value >= 0 else f"−{-value:.2f}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from . import answers
 from .cells import ANEW
 from .charts import Chart, chart, curve
 from .matching import CIFAR, USUAL, first_of_each_seed, same, whole_phases
@@ -46,6 +47,7 @@ class Question:
     charts: list[Chart] = field(default_factory=list)
     measured: str = "test, %"
     base: str = "SGD"
+    answer: str = ""  # what came out, in a line
     diverged: tuple[str, ...] = ()  # runs whose loss became nan or infinite: they stand in no line
 
     @property
@@ -80,6 +82,7 @@ def baseline(runs: list[Run]) -> Question:
     t = targets()["table2_cifar"]["ResNet20"]["SGD"]
     paper = dict(zip(DATA, t, strict=True))
     lines, series = [], []
+    off: dict[str, dict[float, float]] = {}
     gone: tuple[str, ...] = ()
     for place, data in enumerate(paper):
         fits = [run for run in runs if run.method == "sgd" and run.data == data and is_plain_cifar(run)]
@@ -91,6 +94,7 @@ def baseline(runs: list[Run]) -> Question:
             found = sample(figures(mine).values())
             lines.append(Line(data, f"weight decay {decay:g}", None, found, None))
             points.append((decay, found.mean - paper[data], found.sd))
+            off.setdefault(data, {})[decay] = found.mean - paper[data]
         series += [curve(data, points, False, place)] if points else []
     tried = [point[0] for one in series for point in one["points"]] or [1e-4, 5e-4]
     series.append(curve("the paper's SGD", [(x, 0.0) for x in (min(tried), max(tried))], True, 7))
@@ -99,7 +103,10 @@ def baseline(runs: list[Run]) -> Question:
         "The paper does not state its weight decay. Which one gives its SGD, "
         f"{paper['cifar10']} % on CIFAR-10 and {paper['cifar100']} % on CIFAR-100? ResNet20, shortcut A, 175 epochs."
     )
-    return Question("baseline", "The baseline", about, "ssgd reproduce baseline", lines, [drawn], diverged=gone)
+    answer = answers.nearest(off)
+    return Question(
+        "baseline", "The baseline", about, "ssgd reproduce baseline", lines, [drawn], answer=answer, diverged=gone
+    )
 
 
 def split(runs: list[Run]) -> Question:
@@ -109,39 +116,54 @@ def split(runs: list[Run]) -> Question:
         "differences are those of common seeds."
     )
     lines, gone = compared(runs, lambda run: run.method in ("split", "halves") and run.data in DATA)
-    return Question("split", "Split", about, "ssgd reproduce price", lines, diverged=gone)
+    commands = "ssgd reproduce price; ssgd reproduce setting"
+    old = "ssgd compare cifar100 --vary method=sgd,halves,split:0.15 law=sphere weight_decay=1e-4 seeds=0,1,2,3"
+    answer = answers.gains(lines)
+    return Question("split", "Split", about, f"{commands}; {old}", lines, answer=answer, diverged=gone)
 
 
 def level(runs: list[Run]) -> Question:
     lines, series = [], []
+    curves: dict[str, dict[float, float]] = {}
     gone: tuple[str, ...] = ()
     theirs = targets()["fig3_noise_level"]["curves"]["S-SGD"]
+    usual = [
+        r for r in runs if r.data == "cifar100" and is_plain_cifar(r) and same(r.weight_decay, CIFAR["weight_decay"])
+    ]
+    sgd = first_of_each_seed(measured(run for run in usual if run.method == "sgd"))
     series.append(curve("S-SGD", [(p["level"], p["mean"], p["half_width"]) for p in theirs], True, 0))
     for colour, law in enumerate(("uniform", "sphere", "sign")):
-        fits = [r for r in runs if r.data == "cifar100" and r.method == "ssgd" and r.law == law and is_plain_cifar(r)]
-        fits = [r for r in fits if same(r.weight_decay, CIFAR["weight_decay"]) and r.level is not None]
+        fits = [r for r in usual if r.method == "ssgd" and r.law == law and r.level is not None]
         gone += lost(fits)
-        fits, points = measured(fits), []
+        fits, points, again = measured(fits), [], []
         for at in sorted({run.level for run in fits if run.level is not None}):
-            found = sample(figures(first_of_each_seed(r for r in fits if r.level == at)).values())
-            points.append((at, found.mean, found.sd))
-            lines.append(Line(law, f"level {at:g}", None, found, None))
+            found = line(first_of_each_seed(r for r in fits if r.level == at), sgd or None, [])
+            points.append((at, found.test.mean, found.test.sd))
+            curves.setdefault(law, {})[at] = found.test.mean
+            again.append((at, found.anew.mean, found.anew.sd) if found.anew else (at, None))
+            lines.append(replace(found, protocol=law, method=f"level {at:g}"))
         series += [curve(law, points, False, colour)] if points else []
+        told = any(point[1] is not None for point in again)
+        series += [curve(f"{law}, batch-norm anew", again, False, (3, 6, 5)[colour])] if told else []
     about = (
         "Which reading of the paper's noise level a lies on its figure 3: the peak of uniform noise in units of the "
-        "layer's rms (uniform), or the ratio of norms ‖n‖ / ‖w‖ (sphere)? ResNet20, CIFAR-100."
+        "layer's rms (uniform), or the ratio of norms ‖n‖ / ‖w‖ (sphere)? ResNet20, CIFAR-100. Batch-norm anew: its "
+        "statistics gathered again for the clean weights, where a run tells it."
     )
     drawn = chart("level", "noise level a", "test accuracy, %", series)
-    return Question("level", "The level", about, "ssgd reproduce level", lines, [drawn], diverged=gone)
+    answer = answers.off(curves, {point["level"]: point["mean"] for point in theirs})
+    return Question("level", "The level", about, "ssgd reproduce level", lines, [drawn], answer=answer, diverged=gone)
 
 
 def setting(runs: list[Run]) -> Question:
     about = (
-        "The paper states neither its weight decay nor its shortcut (A pads with zeros, B projects), nor on how many "
-        "devices, each with batch-norm of its own, a batch of 128 lay. Does what S-SGD brings over SGD hang on them? "
+        "The paper states neither its weight decay, nor what that is on, nor its shortcut (A pads with zeros, B "
+        "projects), nor how fast batch-norm's statistics move (tf: as in TensorFlow, with which the paper trained), "
+        "nor on how many devices, each with batch-norm of its own, a batch of 128 lay. Does what S-SGD brings over SGD "
+        "hang on them? "
         "ResNet20, CIFAR-100. Seed 0, which tuning used, is left out."
     )
-    nets = ("resnet20", "resnet20-B")
+    nets = ("resnet20", "resnet20-B", "resnet20-tf")
     asked = [run for run in runs if run.seed != 0 and run.data == "cifar100" and run.model in nets]
     tried = (("ssgd", PHASED_LEVEL), ("split", SPLIT_LEVEL))
 
@@ -150,8 +172,10 @@ def setting(runs: list[Run]) -> Question:
         return (run.method, run.level) in tried and everywhere
 
     lines, gone = compared(asked, chosen)
-    several = len({line.protocol for line in lines}) > 1  # one setting alone answers nothing
-    return Question("setting", "The setting", about, "ssgd reproduce setting", lines if several else [], diverged=gone)
+    if len({line.protocol for line in lines}) < 2:  # one setting alone answers nothing
+        lines = []
+    answer = answers.ranges(lines)
+    return Question("setting", "The setting", about, "ssgd reproduce setting", lines, answer=answer, diverged=gone)
 
 
 def price(runs: list[Run]) -> Question:
@@ -166,14 +190,25 @@ def price(runs: list[Run]) -> Question:
     )
     lines, gone = compared(unseen, lambda run: (protocol_of(run), variant(run)) in asked)
     drawn = [price_chart(lines)] if any(line.difference for line in lines) else []
-    return Question("price", "The price", about, "ssgd reproduce price", lines, drawn, diverged=gone)
+    commands = "ssgd reproduce price; ssgd reproduce table1"
+    answer = answers.largest(lines)
+    return Question("price", "The price", about, commands, lines, drawn, answer=answer, diverged=gone)
 
 
 def tune(runs: list[Run]) -> Question:
     held_out = [run for run in runs if run.field("held_out", 0)]
     about = "Noise level, and the ρ of SAM and ASAM alike, tried on training images held out."
     lines, gone = compared(held_out, lambda run: True, held_out=True)
-    return Question("tune", "Tuning", about, "ssgd reproduce tune", lines, measured="held out, %", diverged=gone)
+    return Question(
+        "tune",
+        "Tuning",
+        about,
+        "ssgd reproduce tune",
+        lines,
+        measured="held out, %",
+        answer=answers.best(lines),
+        diverged=gone,
+    )
 
 
 def compared(
@@ -287,7 +322,7 @@ def variant(run: Run) -> str:
 
 
 def spoken(run: Run) -> str:
-    fields = {name: run.field(name, USUAL[name]) for name in ("batch", "devices")}
+    fields = {name: run.field(name, USUAL[name]) for name in ("batch", "devices", "decayed")}
     unusual = [f"{name} {value}" for name, value in fields.items() if value != USUAL[name]]
     return ", ".join([run.model, run.data, f"weight decay {run.weight_decay:g}", *unusual])
 

@@ -56,6 +56,6 @@ def t_quantile(share: float, freedom: int) -> float:
     """Of Student's t: with t = √ν tan θ its density is that of cos^(ν−1) θ, which is summed over a fine grid."""
     angle = np.linspace(0.0, math.pi / 2, 100_001)
     density = np.cos(angle) ** (freedom - 1)
-    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
     at = np.interp(abs(2 * share - 1), below / below[-1], angle)
     return math.copysign(math.sqrt(freedom) * math.tan(float(at)), share - 0.5)

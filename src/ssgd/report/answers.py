@@ -1,0 +1,101 @@
+"""What came out, in a line: of the paper's numbers, and of each question of our own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from .cells import NOT_RUN, Outcome, tally
+from .wording import signed
+
+if TYPE_CHECKING:
+    from .questions import Line
+
+
+def counted(outcomes: Iterable[Outcome]) -> str:
+    """Of the paper's numbers, a training's where it stands first."""
+    first: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        if outcome.cell.paper is not None and outcome.cell.wanted is not None:
+            first.setdefault(json.dumps([outcome.cell.wanted, outcome.cell.metric], sort_keys=True), outcome)
+    counts = tally(list(first.values()))
+    ran = len(first) - counts.get(NOT_RUN, 0)
+    if not ran:
+        return f"None of the paper's {len(first)} numbers has been run."
+    said = ", ".join(f"{count} {name}" for name, count in counts.items() if name != NOT_RUN)
+    return f"Of the paper's {len(first)} numbers, each counted once, {ran} {'was' if ran == 1 else 'were'} run: {said}."
+
+
+def gain(line: Line) -> str:
+    found = line.difference
+    if found is None:
+        return line.method
+    reach = f"{signed(found.low)} to {signed(found.high)}" if found.count > 1 else "one seed"
+    return f"{line.method} {signed(found.mean)} ({reach})"
+
+
+def gains(lines: Sequence[Line]) -> str:
+    """Those of the first protocol, each over SGD."""
+    mine = [line for line in lines if line.protocol == lines[0].protocol and line.difference]
+    return f"{lines[0].protocol}, over SGD: {'; '.join(map(gain, mine))}" if mine else ""
+
+
+def largest(lines: Sequence[Line]) -> str:
+    """The largest gains of the first protocol, at SGD's cost and at more, of what has more than one seed.
+
+    And that of both signs in all phases, the paper's method.
+    """
+    mine = [line for line in lines if line.protocol == lines[0].protocol] if lines else []
+    plain = min((line.passes for line in mine if line.difference is None and line.passes), default=None)
+    judged = [line for line in mine if plain and line.passes and line.difference and line.difference.count > 1]
+    cheap = [line for line in judged if plain and line.passes and line.passes < 1.1 * plain]
+    dear = [line for line in judged if line not in cheap]
+    said = [
+        f"at {cost} {gain(max(of, key=_mean))}" for cost, of in (("SGD's cost", cheap), ("a higher cost", dear)) if of
+    ]
+    said += [gain(line) for line in dear if line.method.startswith("ssgd (") and line is not max(dear, key=_mean)]
+    return f"{mine[0].protocol}, the largest gain over SGD {'; '.join(said)}" if said else ""
+
+
+def ranges(lines: Sequence[Line]) -> str:
+    """The least and the largest gain of each method over the protocols."""
+    names = dict.fromkeys(line.method for line in lines if line.difference)
+    found = {name: [_mean(line) for line in lines if line.method == name and line.difference] for name in names}
+    said = [f"{name} {signed(min(mine))} to {signed(max(mine))}" for name, mine in found.items()]
+    return f"over SGD, by setting: {'; '.join(said)}" if said else ""
+
+
+def best(lines: Sequence[Line]) -> str:
+    """Of each method the setting with the highest figure."""
+    found: dict[str, Line] = {}
+    for line in lines:
+        name = line.method.partition(" (")[0]
+        found[name] = max(found.get(name, line), line, key=lambda one: one.test.mean)
+    return f"the best: {', '.join(line.method for line in found.values())}" if found else ""
+
+
+def by_task(lines: Sequence[Line], name: str = "ssgd") -> str:
+    """One method beside the base, task by task."""
+    mine = [line for line in lines if line.difference and line.method.startswith(f"{name} (")]
+    said = [f"{line.protocol} {gain(line).removeprefix(line.method + ' ')}" for line in mine]
+    return f"{name} over the base: {'; '.join(said)}" if said else ""
+
+
+def nearest(differences: dict[str, dict[float, float]]) -> str:
+    """Of each data set the weight decay whose accuracy lies nearest to the paper's, and by how much it is off."""
+    chosen = {data: min(found, key=lambda decay: abs(found[decay])) for data, found in differences.items() if found}
+    said = [f"{decay:g} on {data} ({signed(differences[data][decay])})" for data, decay in chosen.items()]
+    return f"nearest to the paper's: {', '.join(said)}" if said else ""
+
+
+def off(ours: dict[str, dict[float, float]], paper: dict[float, float]) -> str:
+    """How far each reading lies from the paper's curve, on average over the levels that both have."""
+    apart = {law: [abs(y - paper[x]) for x, y in found.items() if x in paper] for law, found in ours.items()}
+    said = [f"{law} {sum(found) / len(found):.2f}" for law, found in apart.items() if found]
+    return f"points off figure 3, on average: {', '.join(said)}" if said else ""
+
+
+def _mean(line: Line) -> float:
+    assert line.difference is not None
+    return line.difference.mean
