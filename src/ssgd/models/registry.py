@@ -12,7 +12,7 @@ from torch import nn
 
 from .imagenet_resnet import imagenet_resnet
 from .lstm import large_lstm, small_lstm, tiny_lstm
-from .resnet import DEPTHS, cifar_resnet
+from .resnet import DEPTHS, as_tensorflow, cifar_resnet
 from .sgcn import sgcn
 from .small import small_cnn
 from .vgg import vgg
@@ -81,6 +81,12 @@ _models = [
     *(
         Model(f"resnet{d}-B", f"ResNet{d}, shortcuts projected (B)", partial(cifar_resnet, d, shortcut="B"), 32)
         for d in DEPTHS
+    ),
+    Model(
+        "resnet20-tf",
+        "ResNet20 (A), batch-norm as TensorFlow has it",
+        lambda classes, channels=3: as_tensorflow(cifar_resnet(20, classes, channels=channels)),
+        32,
     ),
     *(
         Model(f"wrn{d}-{k}", f"WideResNet of depth {d}, {k} times as wide", partial(wide_resnet, d, k), 32)

@@ -19,6 +19,14 @@ def cifar_resnet(depth: int, classes: int, shortcut: str = "A", channels: int = 
     return CifarResNet((depth - 2) // 6, classes, shortcut, channels)
 
 
+def as_tensorflow(net: nn.Module) -> nn.Module:
+    """The same with batch-norm as TensorFlow has it by default: momentum 0.99, which is torch's 0.01, and ε = 0.001."""
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum, module.eps = 0.01, 1e-3
+    return net
+
+
 class CifarResNet(nn.Module):
     """Three stages of 16, 32 and 64 channels with ``blocks`` residual blocks each."""
 

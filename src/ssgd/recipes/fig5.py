@@ -2,7 +2,8 @@
 
 The batch is divided in four as among the paper's devices, each of which has batch-norm and, we take it, noise of its
 own: in one process, or in the four of ``torchrun --nproc-per-node 4``. The learning rate is that of one device, neither
-scaled nor warmed up. Controls have a name behind the method's: ``fig5/sgd-scaled/4096``.
+scaled nor warmed up: section 4.3 says that all else is as on one, though section 3.1 has it "proportionally scaled to
+the batch size". Controls have a name behind the method's: ``fig5/sgd-scaled/4096``.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ CONTENDERS: dict[str, tuple[str, float | None]] = {  # method and level
 }
 TUNED: dict[str, tuple[float, ...]] = {  # uniform noise of level a has a / √3 of the weights' norm
     "split": (0.17, 0.26, 0.43),  # 0.1, 0.15 and 0.25 of it
-    "ssgd": (0.35, 0.52),  # 0.2 and 0.3
-    MIX: (0.35, 0.52),
+    "ssgd": (0.2, 0.3, 0.5),  # 0.12, 0.17 and 0.29
+    MIX: (0.3, 0.5),
+    LAST: (0.3, 0.5, 0.7),
     f"{LATE}-split": (0.26, 0.43),
     "sam": (0.05, 0.1, 0.2),
     "asam": (0.25, 0.5, 1.0),
@@ -41,7 +42,7 @@ def price(data: str, model: str, label: str) -> Recipe:
 
 def tune(data: str, model: str, label: str, level: float | None = None) -> Recipe:
     """Judged on training images held out, at a level or rho worth trying."""
-    method = {MIX: "ssgd", f"{LATE}-split": "split"}.get(label, label)
+    method = {MIX: "ssgd", LAST: "ssgd", f"{LATE}-split": "split"}.get(label, label)
     name = label if level is None else f"{label}-{level:g}"
     recipe = _with(data, model, label, method, level)
     return replace(recipe, name=f"tune/{data}/{model}/{name}", held_out=HELD_OUT, seeds=(0,))

@@ -42,11 +42,11 @@ def get(name: str) -> Recipe:
 
 def listing() -> str:
     """Names and what they train, a line each."""
-    rows = []
+    rows, width = [], max(map(len, RECIPES))
     for name in RECIPES:
         recipe = get(name)
         method = recipe.method if recipe.level is None else f"{recipe.method}({recipe.level:g})"
-        rows.append(f"{name:32} {recipe.model}, {recipe.data}, {method}, {recipe.phases}, batch {recipe.batch}")
+        rows.append(f"{name:{width}}  {recipe.model}, {recipe.data}, {method}, {recipe.phases}, batch {recipe.batch}")
     return "\n".join(rows)
 
 

@@ -55,10 +55,18 @@ def train_on_ray(
                 ended = {"name": f"{recipe.name}/seed-{recipe.seeds[0]}", "failure": _why(problem)}
             over(ended)
     finally:
-        for unfinished in waiting:  # in a cluster that stays they would train on, with nobody to write their rows
-            ray.cancel(unfinished, force=True)
+        _end(ray, waiting)  # in a cluster that stays they would train on, with nobody to write their rows
         if started:
             ray.shutdown()
+
+
+def _end(ray: Any, tasks: list[Any]) -> None:
+    """More than once where it must be: Ray may lose what it is told of a task that is just about to begin."""
+    for _ in range(TRIES):
+        for task in tasks:
+            ray.cancel(task, force=True)
+        if tasks:
+            _, tasks = ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE / TRIES)
 
 
 def check_address(address: str) -> None:

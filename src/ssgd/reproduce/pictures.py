@@ -22,7 +22,7 @@ def draw(plan: Plan, execution: Execution) -> None:
     picture = plan.experiment.picture
     if picture is None or not plan.pictures:
         return
-    places = {run.label: run.folder for run in reversed(plan.runs)}  # of the first seed
+    places = {run.label: run.folder for run in plan.runs if run.seed == plan.pictured}
     if any(label not in places or not (places[label] / "weights.safetensors").exists() for label in picture.of):
         return
     solutions = {label: solution(places[label]) for label in picture.of}
@@ -58,8 +58,9 @@ def _surface(
 
 def _spectrum(found: Solution, execution: Execution, samples: int | None, steps: int, probes: int, path: Path) -> None:
     from ..analysis import results
+    from ..analysis.hessian import Hessian
     from ..analysis.spectrum import spectrum
 
-    task = tasks(found, execution, samples)["train"]
+    matrix = Hessian(tasks(found, execution, samples)["train"], graph=execution.kind == "cuda")
     path.parent.mkdir(parents=True, exist_ok=True)
-    results.save(spectrum(task, steps, probes, progress=execution.progress), path)
+    results.save(spectrum(matrix, steps, probes, progress=execution.progress), path)

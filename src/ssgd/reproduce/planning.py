@@ -15,6 +15,7 @@ import torch
 from ..core.checks import check_choice
 from ..train.execution import Execution
 from ..train.recipe import Recipe
+from ..train.rundir import RunDir
 from .experiment import SCALES, Experiment
 from .identity import identity
 from .rows import Results, Row
@@ -42,6 +43,7 @@ class Planned:
     row: Row | None
     folder: Path  # where its weights lie, or will
     to_do: bool
+    begun: int = 0  # epochs that lie behind it, where it was cut
 
     @property
     def seed(self) -> int:
@@ -62,9 +64,15 @@ class Planned:
         return self.recipe.schedule.passes
 
     @property
+    def left(self) -> float:
+        """Of its passes, those still to be made."""
+        schedule = self.recipe.schedule
+        return sum(schedule.phases[schedule.index(e)].passes_a_step for e in range(self.begun, schedule.epochs))
+
+    @property
     def work(self) -> float | None:
-        """Samples passed forward and backward, where the size of the data is known."""
-        return _work(self.passes, self.recipe.to_json())
+        """Samples still to be passed forward and backward, where the size of the data is known."""
+        return _work(self.left, self.recipe.to_json())
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class Plan:
     scale: str
     runs: tuple[Planned, ...]
     pictures: Mapping[str, Path]  # that are missing: results without their suffix, by name
+    pictured: int  # the seed that they are of, the experiment's first
 
     @property
     def to_do(self) -> tuple[Planned, ...]:
@@ -97,15 +106,17 @@ def plan(
     """
     check_choice("scale", scale, SCALES)
     patterns = [f"*{pattern}*" for pattern in ([only] if isinstance(only, str) else only or [""])]
-    pictures = _pictures(experiment, scale, results.folder)
+    pictures, pictured = _pictures(experiment, scale, results.folder), experiment.recipes(scale)[0].seeds[0]
     found: dict[tuple[str, str, int], Planned] = {}
     used: set[str] = set()
     for recipe in _one_seed_each(experiment.recipes(scale), seeds):
         seed = recipe.seeds[0]
         row = results.find(recipe, seed, experiment.curves)
         folder = _folder(recipe, None if experiment.stem else row, out)
-        without_weights = bool(pictures) and not _weights(folder) and row is not None and "diverged" not in row
-        run = Planned(recipe, row, folder, row is None or without_weights)
+        needed = bool(pictures) and seed == pictured
+        without_weights = needed and not _weights(folder) and row is not None and "diverged" not in row
+        begun = _epochs_behind(folder) if row is None else 0
+        run = Planned(recipe, row, folder, row is None or without_weights, begun)
         if any(fits := [fnmatchcase(run.name, pattern) for pattern in patterns]):
             found.setdefault((identity(recipe), recipe.precision, seed), run)
             used |= {pattern for pattern, fit in zip(patterns, fits, strict=True) if fit}
@@ -113,7 +124,7 @@ def plan(
         if pattern not in used:
             told = f"no run of {experiment.name} has {pattern[1:-1]!r} in its name"
             raise ValueError(f"{told}, such as {run.name}: see --plan")
-    return Plan(experiment, scale, tuple(found.values()), pictures)
+    return Plan(experiment, scale, tuple(found.values()), pictures, pictured)
 
 
 def expected_seconds(runs: Iterable[Planned], rows: Iterable[Row], device: str, at_once: int) -> tuple[float, set[str]]:
@@ -152,7 +163,8 @@ def _rates(rows: Iterable[Row], device: str, at_once: int) -> dict[str, float]:
     """Seconds a sample, by net."""
     found = defaultdict(list)
     for row in rows:
-        whole = row.get("recipe") and row.keys() >= {"passes", "model", "seconds"} and "diverged" not in row
+        numbers = all(isinstance(row.get(key), int | float) for key in ("passes", "seconds"))
+        whole = row.get("recipe") and "model" in row and numbers and "diverged" not in row
         work = _work(row["passes"], row["recipe"]) if whole else None
         if work and row.get("device") == device:
             found[row["model"]].append(row["seconds"] / row.get("at_once", at_once) / work)
@@ -176,6 +188,13 @@ def _folder(recipe: Recipe, row: Row | None, out: str | Path) -> Path:
         return own
     others = Execution(out=str(out)).place(replace(recipe, name=row["experiment"]), seed)
     return others if _weights(others) else own
+
+
+def _epochs_behind(folder: Path) -> int:
+    try:
+        return len(RunDir(folder).metrics()) if any(folder.glob("checkpoints/step-*.pt")) else 0
+    except ValueError:  # spoilt: the run itself will say so
+        return 0
 
 
 def _weights(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,13 @@ class Results:
         self.skipped: list[str] = []
         self._of: defaultdict[tuple[str, int], list[Row]] = defaultdict(list)
         self._read_all()
+
+    def check_place(self) -> None:
+        """Before any training: whether rows can be written here."""
+        with explained(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -37,6 +37,7 @@ def carry_out(
     if execution.minutes is not None and on == "ray":
         raise ValueError("minutes are for runs of one process, not of a Ray cluster")
     began = time.monotonic()
+    results.check_place()
     failures: dict[str, str] = {}
     runs: Sequence[Planned] = plan.to_do[:limit]
     if on == "ray" or (execution.kind == "cuda" and "RANK" not in os.environ):
@@ -62,8 +63,8 @@ def carry_out(
             train_on_ray(recipes, stem, execution, over)
         else:
             train_here(recipes, stem, execution, over, began)
-    if "RANK" not in os.environ:  # one process makes a picture: the same command without torchrun
-        draw(plan, execution)
+    if plan.pictures and "RANK" not in os.environ:  # one process makes a picture: the same command without torchrun
+        draw(plan, _what_is_left(execution, began))
     return failures
 
 

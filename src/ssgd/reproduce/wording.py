@@ -37,6 +37,8 @@ def of_plan(plan: Plan, results: Results, execution: Execution, limit: int | Non
     if limit is not None and limit < len(todo):
         todo = todo[:limit]
         lines[-1] += f", {limit} of them now"
+    if cut := sum(run.begun > 0 for run in todo):
+        lines[-1] += f" ({cut} of which go on where they were cut)"
     if todo:
         lines += [f"cost: {_cost(todo)}", f"expected time: {_time(todo, results, execution)}"]
     if plan.pictures:
@@ -52,7 +54,8 @@ def to_do(plan: Plan, limit: int | None = None) -> str:
     runs = plan.to_do[:limit]
     for name in dict.fromkeys(run.recipe.name for run in runs):
         mine = [run for run in runs if run.recipe.name == name]
-        rows.append((name, ", ".join(str(run.seed) for run in mine), f"{mine[0].passes:g}"))
+        passes = dict.fromkeys(f"{run.left:g}" for run in mine)
+        rows.append((name, ", ".join(str(run.seed) for run in mine), ", ".join(passes)))
     return in_columns(rows)
 
 
@@ -102,7 +105,7 @@ def _counted(numbers: set[int], what: str) -> str:
 
 
 def _cost(runs: Sequence[Planned]) -> str:
-    passes = f"{sum(run.passes for run in runs):,.0f} passes over the data"
+    passes = f"{sum(run.left for run in runs):,.0f} passes over the data"
     works = [run.work for run in runs]
     known = [work for work in works if work is not None]
     beyond = "" if len(known) == len(works) else ", and those of data whose size is not known"
@@ -116,7 +119,7 @@ def _time(runs: Sequence[Planned], results: Results, execution: Execution) -> st
     where = f"on {device}" + (f", {at_once} side by side" if at_once > 1 else "")
     if not seconds:
         return f"not known: no finished row {where} is of {' or '.join(sorted(unknown))}"
-    rest = f"; not known for {', '.join(sorted(unknown))}, of which there is no row" if unknown else ""
+    rest = f"; not known for {', '.join(sorted(unknown))}, of which there is no row {where}" if unknown else ""
     return f"about {_duration(seconds)} {where}, by the rows there are{rest}"
 
 
