@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import SGD
 
 from ssgd import SSGD, recompute_bn
+from ssgd.methods import RWP, SAM
 
 from .problems import images, run_passes, same
 
@@ -101,6 +102,42 @@ def test_policies_leave_no_trace_in_the_modules(policy):
     assert model[1].num_batches_tracked == (0 if policy == "none" else 2)
 
 
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return x
+
+
+@pytest.mark.parametrize("policy", ["once", "first", "none"])
+def test_policies_leave_what_other_layers_count(policy):
+    model = nn.Sequential(Counting(), *net())
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5, model=model, bn_stats=policy)
+    run_passes(opt, "points", model, *images())
+    assert model[0].passes == 2
+
+
+@pytest.mark.parametrize("policy", ["once", "first", "none"])
+@pytest.mark.parametrize("kind", [SSGD, SAM])
+def test_at_level_zero_statistics_move_as_the_bases_do(policy, kind):
+    model, plain = net(), net()
+    x, y = images()
+    run_passes(kind(SGD(model.parameters(), lr=0.1), 0.0, model=model, bn_stats=policy), "points", model, x, y)
+    plain(x)
+    assert same(statistics(model), statistics(plain))
+
+
+def test_policies_reach_methods_with_a_clean_point():
+    model = net()
+    opt = RWP(SGD(model.parameters(), lr=0.1), 0.5, model=model, bn_stats="none")
+    before = statistics(model)
+    run_passes(opt, "points", model, *images())
+    assert same(statistics(model), before)
+
+
 def test_policies_need_the_model():
     with pytest.raises(ValueError, match="bn_stats='once' needs the model: pass model="):
         SSGD(SGD(net().parameters(), lr=0.1), 0.5, bn_stats="once")
@@ -134,5 +171,52 @@ def test_recompute_bn_that_fails_changes_nothing():
     assert model.training and model[1].momentum == 0.1
 
 
-def test_recompute_bn_without_batch_norm_reads_nothing():
-    recompute_bn(nn.Linear(2, 2), iter([None]))
+def test_recompute_bn_leaves_instance_norm_alone():
+    net = nn.Sequential(nn.Conv1d(1, 2, 1), nn.InstanceNorm1d(2, track_running_stats=True))
+    recompute_bn(net, iter([None]))  # read, it would fail
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)])
+def test_recompute_bn_without_statistics_reads_nothing(layer):
+    recompute_bn(layer, iter([None]))
+
+
+def test_recompute_bn_leaves_a_layer_that_does_not_count_its_batches():
+    model = net()
+    model(images()[0])
+    model[1].num_batches_tracked = None  # without momentum it could gather nothing
+    before = statistics(model)
+    recompute_bn(model, [images()])
+    assert same(statistics(model), before)
+
+
+def test_recompute_bn_moves_batches_to_the_device():
+    class Elsewhere:
+        def to(self, device):
+            return images()[0].to(device)
+
+    model, plain = net(), net()
+    recompute_bn(model, [(Elsewhere(), None)], device=torch.device("cpu"))
+    recompute_bn(plain, [images()])
+    assert same(statistics(model), statistics(plain))
+
+
+def test_recompute_bn_takes_batches_of_any_kind_with_a_forward():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, pixels, mask):
+            return self.norm(pixels * mask)
+
+    net, x = Named(), torch.randn(6, 2) * 3 + 1
+    batches = [{"pixels": x, "mask": torch.ones(6, 1)}]
+    with pytest.raises(TypeError, match=r"which failed: give forward=lambda model, batch.*'mask'"):
+        recompute_bn(net, batches)
+    assert net.norm.num_batches_tracked == 0
+    recompute_bn(net, batches, forward=lambda model, batch: model(**batch))
+    torch.testing.assert_close(net.norm.running_mean, x.mean(0))
+    net.forward = lambda batch: net.norm(batch["pixels"])
+    recompute_bn(net, [({"pixels": x + 1}, None)])  # a model that takes a dict
+    torch.testing.assert_close(net.norm.running_mean, x.mean(0) + 1)

@@ -236,6 +236,18 @@ def test_copies_with_a_scheduler_attached_step_themselves(wrap):
         assert same(model, before) and not same(twin_model, before)
 
 
+def test_copies_leave_hooks_behind_as_torchs_do():
+    x, y = vectors(dtype=torch.float32)
+    model, told = mlp(torch.float32), []
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3)
+    opt.register_step_post_hook(lambda *_: told.append("step"))  # which pickle could not take along
+    opt.register_state_dict_pre_hook(lambda _: told.append("save"))
+    for twin_model, twin in (pickle.loads(pickle.dumps((model, opt))), copy.deepcopy((model, opt))):
+        take_step(twin, "points", twin_model, x, y)
+        twin.state_dict()
+    assert told == []
+
+
 def test_deepcopy_follows_an_explicit_selection():
     model = mlp(torch.float32)
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, perturb=[model[2].weight])
@@ -384,9 +396,11 @@ def test_step_without_points_is_the_bases_where_no_weight_would_move(wrap):
     model, plain_model = mlp(torch.float32), mlp(torch.float32)
     plain = SGD(plain_model.parameters(), lr=0.1, momentum=0.9)
     opt = wrap(SGD(model.parameters(), lr=0.1, momentum=0.9))
-    for m, o in ((model, opt), (plain_model, plain)):
-        F.cross_entropy(m(x), y).backward()
-        o.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for m, o in ((model, opt), (plain_model, plain)):
+            F.cross_entropy(m(x), y).backward()
+            o.step()
     assert same(model, plain_model)
 
 
@@ -395,11 +409,19 @@ def test_several_optimizers_at_once():
     model = mlp(torch.float32)
     a = SSGD(SGD(model[0].parameters(), lr=0.1), 0.3, seed=1)
     b = SSGD(SGD(model[2].parameters(), lr=0.1), 0.3, seed=2)
-    before = weights(model)
+    before, moved = weights(model), copy.deepcopy(model)
+    at = []
     for point_a, point_b in zip(a.points(), b.points(), strict=True):
         with point_a, point_b:
+            at.append(weights(model))
             F.cross_entropy(model(x), y).backward()
     assert same(model, before)
+    found = [p.grad.clone() for p in model.parameters()]
+    each = []
+    for there in at:
+        torch.nn.utils.vector_to_parameters(torch.cat([w.flatten() for w in there]), moved.parameters())
+        each.append(torch.autograd.grad(F.cross_entropy(moved(x), y), list(moved.parameters())))
+    torch.testing.assert_close(found, [(plus + minus) / 2 for plus, minus in zip(*each, strict=True)])
     a.step()
     b.step()
     assert not same(model, before)
@@ -418,6 +440,19 @@ def test_what_another_optimizer_trains_gets_the_mean_if_the_model_is_known(way, 
     torch.testing.assert_close(model[0].weight.grad, clean if known else 2 * clean)
 
 
+def test_a_layer_that_comes_later_is_beside_too():
+    x, y = vectors(dtype=torch.float32)
+    model = mlp(torch.float32)
+    opt = SSGD(SGD(model[0].parameters(), lr=0.1), 1e-9, model=model)
+    take_step(opt, "points", model, x, y)
+    model.zero_grad()
+    opt.zero_grad()
+    model[2] = torch.nn.Linear(model[2].in_features, model[2].out_features)
+    clean = torch.autograd.grad(F.cross_entropy(model(x), y), model[2].weight)[0]
+    run_passes(opt, "points", model, x, y)
+    torch.testing.assert_close(model[2].weight.grad, clean)
+
+
 def passes_of(opt, way, model, x, y):
     """Also by a closure, which takes the step as well."""
 
@@ -429,7 +464,8 @@ def passes_of(opt, way, model, x, y):
     opt.step(closure) if way == "closure" else run_passes(opt, way, model, x, y)
 
 
-def test_a_sparse_gradient_of_another_optimizer_is_averaged_too():
+@pytest.mark.parametrize("wrap", [SSGD, SAM])
+def test_a_sparse_gradient_of_another_optimizer_is_averaged_too(wrap):
     torch.manual_seed(0)
     words, y = torch.randint(9, (8, 3)), torch.randint(3, (8,))
     for way in ("points", "closure"):
@@ -439,10 +475,33 @@ def test_a_sparse_gradient_of_another_optimizer_is_averaged_too():
         clean = embedding.weight.grad.to_dense()
         model.zero_grad()
         other = SparseAdam(embedding.parameters())
-        opt = SSGD(SGD(head.parameters(), lr=0.1), 1e-9, model=model)
+        opt = wrap(SGD(head.parameters(), lr=0.0), 1e-9, model=model)
         passes_of(opt, way, model, words, y)
         torch.testing.assert_close(embedding.weight.grad.to_dense(), clean)
+        passes_of(opt, way, model, words, y)
+        torch.testing.assert_close(embedding.weight.grad.to_dense(), 2 * clean)
         other.step()
+
+
+@pytest.mark.parametrize("wrap", [SSGD, SAM])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_closure_that_clears_drops_another_optimizers_sparse_gradient_too(wrap, to_none):
+    torch.manual_seed(0)
+    words, y = torch.randint(9, (8, 3)), torch.randint(3, (8,))
+    embedding, head = torch.nn.EmbeddingBag(9, 4, sparse=True), torch.nn.Linear(4, 3)
+    model = torch.nn.Sequential(embedding, head)
+    F.cross_entropy(model(words), y).backward()  # from an earlier batch
+    clean = embedding.weight.grad.to_dense()
+    opt = wrap(SGD(head.parameters(), lr=0.1), 1e-9, model=model)
+
+    def closure():
+        model.zero_grad(set_to_none=to_none)
+        loss = F.cross_entropy(model(words), y)
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    torch.testing.assert_close(embedding.weight.grad.to_dense(), clean)
 
 
 def test_of_a_batch_that_failed_nothing_is_left_to_another_optimizer():
@@ -469,3 +528,16 @@ def test_a_group_that_is_added_is_its_own():
     model.zero_grad()
     run_passes(opt, "points", model, x, y)
     torch.testing.assert_close(model[0].weight.grad, clean)
+
+
+def test_a_base_with_the_noise_of_a_checkpoint_says_that_it_goes_on():
+    model = mlp(torch.float32)
+    saved = SSGD(SGD(model.parameters(), lr=0.1), 0.1, seed=1).state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SSGD(SGD(model.parameters(), lr=0.1), 0.3)
+    base = SGD(model.parameters(), lr=0.1)
+    base.load_state_dict(saved)
+    with pytest.warns(UserWarning, match=r"goes on instead of the level and seed given here: wrap the base first"):
+        opt = SSGD(base, 0.3, seed=7)
+    assert opt.param_groups[0]["noise"] == 0.1 and opt.param_groups[0]["noise_seed"] == 1

@@ -127,7 +127,7 @@ def test_a_wrong_option_is_answered(here, capsys):
         (["train", "digits", "level=0.3"], "ssgd: sgd has no level to set to 0.3: give a method too"),
         (["compare", "digits", "--vary", "level=0.1,0.2"], "ssgd: sgd has no level to set to 0.1: give a method too"),
         (["compare", "digits", "--vary", "method"], "ssgd: cannot use --vary 'method': write --vary method=sgd,"),
-        (["compare", "digits", "--vary", "method=sgd,sgd"], "ssgd: two recipes have the same name"),
+        (["compare", "digits", "--vary", "method=sgd,sgd"], "ssgd: --vary makes digits/sgd twice"),
         (["compare", "digits", "--vary", "batch=25", "--vary", "batch=50"], "ssgd: --vary batch is given twice"),
         (["recipes", "digts"], "ssgd: no recipe called 'digts': did you mean digits?"),
     ],
@@ -168,9 +168,20 @@ def test_compare_trains_every_combination_over_all_seeds(here, capsys):
     shown = capsys.readouterr().out
     runs = [RunDir(f"runs/digits/sgd/25/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
     mean, deviation = sum(runs) / 2, abs(runs[0] - runs[1]) / 2**0.5
-    row = f"{mean:.2f} ± {deviation:.2f} +{min(runs):.2f} +{max(runs):.2f}"
+    row = f"{mean:.2f} ± {deviation:.2f} +{min(runs):.2f} +{max(runs):.2f} +–"
     assert re.search(rf"^digits/sgd/25 +sgd +1 +2 +{row}", shown, re.MULTILINE)
     assert len(shown.splitlines()) == 5
+    split = [RunDir(f"runs/digits/split-0.15/50/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
+    gains = [ours - base for ours, base in zip(split, runs, strict=True)]
+    told = f"{sum(gains) / 2:+.2f} ± {abs(gains[0] - gains[1]) / 2**0.5:.2f}".replace("-", "−")
+    assert "minus the first" in shown and told in shown.splitlines()[-1]
+
+
+def test_compare_alone_is_sgd_and_the_two_kinds_of_noise(here, capsys):
+    assert main(["compare", "digits", *SHORT]) == 0
+    assert [recipe.method for recipe in recipes_in("runs")] == ["sgd", "split", "ssgd"]
+    assert main(["compare", "digits", *SHORT, "method=sam", "--out", "one"]) == 0
+    assert [recipe.method for recipe in recipes_in("one")] == ["sam"]
 
 
 def test_variants_are_named_by_what_varies():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -296,3 +297,37 @@ def test_graphs_are_asked_for_and_not_needed(runs, tmp_path, capsys, kind):
     with np.load(tmp_path / "plain.npz") as plain, np.load(tmp_path / "graph.npz") as graph:
         assert all(np.array_equal(plain[key], graph[key]) for key in plain if key != "seconds")
     assert "CUDA" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["sharpness", "spectrum"])
+def test_what_shares_nothing_out_is_refused_under_torchrun(runs, tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([kind, next(iter(runs)), "--out", str(tmp_path / "x"), "--quiet"]) == 2
+    assert f"ssgd {kind} works in one process: start it without torchrun" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_sharpness_of_weights_that_are_not_finite_is_refused(runs, tmp_path, capsys):
+    spoilt = shutil.copytree(next(iter(runs)), tmp_path / "spoilt")
+    weights = (spoilt / "weights.safetensors").read_bytes()
+    (spoilt / "weights.safetensors").write_bytes(weights[:-100] + b"\xff" * 100)
+    rows = tmp_path / "rows.jsonl"
+    words = ["--out", str(tmp_path / "x"), "--results", str(rows), "--limit", "50", "--quiet"]
+    assert main(["sharpness", str(spoilt), *words]) == 2
+    assert "weights that are not finite, or its loss is not: nan" in capsys.readouterr().err
+    assert not rows.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("sharpness", "interrupted\n"), ("line", "interrupted, going back to the points that are done. The same command")],
+)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("KeyboardInterrupt: <EMPTY MESSAGE>")])
+def test_an_interrupt_tells_what_is_kept(runs, tmp_path, monkeypatch, capsys, kind, said, error):
+    def interrupted(*_, **__):
+        raise error
+
+    monkeypatch.setattr(f"ssgd.cli.{kind}.tasks", interrupted)
+    several = list(runs)[: 2 if kind == "line" else 1]
+    assert main([kind, *several, "--out", str(tmp_path / "x"), "--quiet"]) == 130
+    assert capsys.readouterr().err.startswith(said)

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssgd import SSGD
+
+from .problems import mlp, take_step, vectors
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 BASE = {"lr": 0.1, "momentum": 0.9, "foreach": True}
 
@@ -38,6 +42,17 @@ def test_a_pass_holds_one_copy_of_the_perturbed_weights_and_nothing_is_kept(benc
     used = memory.footprint(partial(ways.points, **BASE), device)
     assert used.kept == own.kept
     assert (used.held - own.held) / memory.selected_bytes(device) <= 1.0
+
+
+def test_a_step_goes_through_the_models_layers_once(monkeypatch):
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    opt = SSGD(torch.optim.SGD(model.parameters(), lr=0.1), 0.2, model=model)
+    take_step(opt, "points", model, x, y)
+    found, modules = [], model.modules
+    monkeypatch.setattr(model, "modules", lambda: found.append(1) or modules())
+    take_step(opt, "points", model, x, y)
+    assert len(found) == 1
 
 
 def test_importing_the_optimizer_loads_torch_and_the_core_alone():

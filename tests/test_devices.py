@@ -55,6 +55,8 @@ def test_batches_of_a_step_see_the_noise_of_each_device_in_turn():
     assert torch.equal(alone[0], alone[1])  # accumulated batches share a noise
     assert torch.equal(first, alone[0]) and torch.equal(again, first) and not torch.equal(second, first)
     assert not torch.equal(noises(two, 1)[0], first)  # another step, another noise
+    three = noises(start("ssgd", 3)[1], 3)
+    assert torch.equal(three[1], second) and not torch.equal(three[2], second)
 
 
 @pytest.mark.parametrize("name", ["sgd", "ssgd", "split"])
@@ -104,6 +106,13 @@ def test_a_graph_holds_one_batch_for_each_device(monkeypatch):
     opt.before_replay()
     with pytest.raises(RuntimeError, match="a CUDA graph holds one batch a step"):
         noises(opt, 3)
+
+
+def test_a_graph_cannot_put_random_states_back(monkeypatch):
+    _, opt, _ = start("ssgd", rng="same")
+    monkeypatch.setattr("ssgd.core.noisy.capturing", lambda: True)
+    with pytest.raises(RuntimeError, match='rng="same" puts random states back on the host'):
+        noises(opt, 1)
 
 
 @pytest.mark.parametrize(

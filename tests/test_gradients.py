@@ -165,6 +165,7 @@ def test_closures_that_clear_and_those_that_do_not(clear, stale, kind):
     loss = opt.step(closure)
     torch.testing.assert_close(loss, sum(opt.losses) / 2)
     assert len(opt.losses) == 2
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
 def test_a_closure_may_clear_a_part():
@@ -232,6 +233,84 @@ def test_split_takes_mappings_that_are_no_dicts():
             seen.append(half)
     assert [half["ids"].tolist() for half in seen] == [[0, 1, 2], [3, 4]]
     assert [len(half["more"][0]["mask"]) for half in seen] == [3, 2]
+
+
+def test_a_closure_may_clear_in_place_what_it_does_not_use():
+    model = torch.nn.ModuleList([torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)])
+    opt = SAM(SGD(model.parameters(), lr=0.1), 0.1)
+    model[1].weight.grad = torch.ones(3, 5)
+    x, y = vectors(dtype=torch.float32)
+
+    def closure():
+        opt.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model[0](x), y)
+        loss.backward()
+        return loss
+
+    before = model[1].weight.detach().clone()
+    opt.step(closure)
+    assert torch.equal(model[1].weight, before)
+
+
+@pytest.mark.parametrize("kind", [SSGD, SAM])
+def test_a_closure_may_run_backward_for_each_part_of_its_batch(kind):
+    x, y = vectors()
+
+    def gradients(stale, parts):
+        model = mlp()
+        opt = kind(SGD(model.parameters(), lr=0.0), 0.4)
+        for p in model.parameters():
+            p.grad = torch.full_like(p, stale)
+
+        def closure():
+            losses = [F.cross_entropy(model(x[part]), y[part]) / len(parts) for part in parts]
+            for loss in losses:
+                loss.backward()
+            return sum(losses)
+
+        opt.step(closure)
+        return [p.grad for p in model.parameters()]
+
+    whole, parts = gradients(0.0, [slice(0, 8)]), gradients(0.25, [slice(0, 4), slice(4, 8)])
+    torch.testing.assert_close(parts, [g + 0.25 for g in whole], rtol=1e-9, atol=1e-12)
+
+
+def test_a_closure_may_leave_out_the_last_backward():
+    model, opt = start()
+    x, y = vectors()
+    calls = []
+
+    def closure():
+        loss = F.cross_entropy(model(x), y)
+        calls.append(loss)
+        if len(calls) == 1:
+            loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert len(calls) == 2 and model[0].weight.grad.norm() > 0
+
+
+def test_a_gradient_without_elements_is_finite():
+    w = torch.nn.Parameter(torch.ones(2, 2))
+    none = torch.nn.Parameter(torch.ones(0, 2))
+    opt = SSGD(SGD([w, none], lr=0.1), 0.4, nonfinite="raise")
+    for point in opt.points():
+        with point:
+            (w.sum() + none.sum()).backward()
+    opt.step()
+    assert (w < 1).all()
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_no_gradient_at_all_is_no_fault(policy):
+    """As where a trainer steps before anything has been accumulated."""
+    model, opt = start(nonfinite=policy)
+    for point in opt.points():
+        with point:
+            pass
+    opt.step()
+    assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "step"])

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -70,3 +71,20 @@ def test_without_jax_the_import_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optax", None)
     with pytest.raises(ImportError, match=r"ssgd.jax needs optax: pip install 'ssgd\[jax\]'"):
         importlib.import_module("ssgd.jax")
+
+
+def test_a_part_of_the_parameters_needs_a_choice():
+    """Frozen leaves would get noise else: they are among the loss's parameters, and hidden from the optimizer."""
+    params = {"frozen": jnp.ones((2, 2)), "w": jnp.ones((2, 2))}
+    labels = {"frozen": "f", "w": "t"}
+    for perturb in (None, lambda path, leaf: path == "w"):
+        opt = symmetric(optax.sgd(0.1), 0.2, key=KEY, perturb=perturb)
+        parts = optax.multi_transform({"t": opt, "f": optax.set_to_zero()}, labels)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            ratios = opt.realised_ratios(params, parts.init(params))
+        told = [
+            str(one.message) for one in heard if "a part of the parameters only: say with perturb=" in str(one.message)
+        ]
+        assert (len(told), ratios["frozen"] is None) == ((1, False) if perturb is None else (0, True))
+        assert np.isclose(ratios["w"], 0.2)

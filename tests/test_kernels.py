@@ -86,6 +86,27 @@ def test_the_pair_is_symmetric_and_fixed_laws_have_exactly_the_level(law, dtype)
             assert ratio(n, w) == pytest.approx(0.5, rel=2 * ROUNDING[dtype])
 
 
+def test_every_pair_is_symmetric_and_has_a_noise_of_its_own():
+    (w,) = parameters = make((70, 100))
+    (a,), (b,), (c,), (d,) = noises(SSGD(SGD(parameters, lr=0.1), 0.5, pairs=2), parameters)
+    torch.testing.assert_close((a, c), (-b, -d), rtol=0, atol=4e-6)
+    assert abs(F.cosine_similarity(a.flatten(), c.flatten(), dim=0)) < 0.1 and ratio(c, w) == pytest.approx(0.5)
+
+
+def test_an_autocast_block_around_everything_sees_every_move():
+    model, (x, _) = mlp(torch.float32), vectors(dtype=torch.float32)
+    opt = start(list(model.parameters()))
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = [model(x)]
+        for point in opt.points():
+            with point:
+                seen.append(model(x))
+            seen.append(model(x))
+    clean, plus, rested, minus, back = seen
+    assert torch.equal(clean, rested) and torch.equal(clean, back)
+    assert not torch.equal(clean, plus) and not torch.equal(clean, minus) and not torch.equal(plus, minus)
+
+
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("law", ["sphere", "sign", "uniform", "gaussian"])
 def test_both_points_at_once_are_those_in_turn(law, dtype):
@@ -284,10 +305,14 @@ def test_what_the_kernels_do_not_serve_is_left_to_torch():
     assert form(flat) is points.FusedTwoPoints
     assert form([*flat, strided]) is points.TwoPoints
     assert form(make((4, 4), dtype=torch.float64)) is points.TwoPoints
+    assert form([*flat, *make((4, 4), dtype=torch.float64)]) is points.TwoPoints
     assert form(flat, foreach=False) is points.TwoPoints
     assert form(flat, law="filter") is points.TwoPoints
     assert form(flat, law=Law("sphere", lambda z, generator: z.fill_(1))) is points.TwoPoints
     assert form(flat, kind=RWP, adaptive=True) is points.TwoPoints
+    opt = SSGD(SGD(flat, lr=0.1), 0.1)
+    flat[0].requires_grad_(False)  # with nothing to move, Triton is not asked for
+    assert type(opt._moving_weights()) is points.TwoPoints
 
 
 def test_where_triton_cannot_build_torch_takes_over(monkeypatch):

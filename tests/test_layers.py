@@ -37,7 +37,7 @@ BELOW = {
     "recipes": {"models", "data", "train"},
     "solutions": {"core", "models", "analysis", "safetensors", "train"},
     "reproduce": {"core", "columns", "files", "methods", "train", "recipes", "analysis", "solutions"},
-    "report": set(),  # results alone
+    "report": {"files"},  # results alone
     "integrations": {"core", "optimizer"},
     "jax": {"core"},
     "demo": {"core", "columns", "optimizer", "data", "analysis"},

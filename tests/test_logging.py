@@ -7,7 +7,7 @@ from torch.optim import SGD
 
 from ssgd import SSGD
 
-from .problems import WAYS, mlp, same, take_step, vectors, weights
+from .problems import WAYS, convnet, images, mlp, run_passes, same, take_step, vectors, weights
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -55,6 +55,24 @@ def test_realised_ratios_inside_and_outside_a_point(way):
     assert len(inside) == len(opt.selected) == 2
 
 
+def test_a_layer_of_zeros_has_the_ratio_zero():
+    w, zero = torch.ones(3, 3, requires_grad=True), torch.zeros(2, 2, requires_grad=True)
+    assert [float(ratio) for ratio in SSGD(SGD([w, zero], lr=0.1), 0.5).realised_ratios()] == [pytest.approx(0.5), 0]
+
+
+@pytest.mark.parametrize("look", [SSGD.realised_ratios, lambda opt: opt.symmetric_excess(lambda: 0.0)])
+@pytest.mark.parametrize("accumulating", [False, True])
+def test_a_look_inside_a_look_is_refused_and_the_weights_return(look, accumulating):
+    model = mlp()
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5)
+    if accumulating:
+        run_passes(opt, "points", model, *vectors())
+    before = weights(model)
+    with pytest.raises(RuntimeError, match=r"inside the loss of symmetric_excess\(\) would see perturbed weights"):
+        opt.symmetric_excess(lambda: look(opt))
+    assert same(model, before)
+
+
 @pytest.mark.parametrize("look", [SSGD.realised_ratios, lambda opt: opt.symmetric_excess(lambda: 0.0)])
 def test_a_look_between_the_points_is_refused(look):
     model = mlp(torch.float32)
@@ -71,6 +89,19 @@ def test_a_look_between_the_points_is_refused(look):
     for plus, minus in zip(*moved, strict=True):
         torch.testing.assert_close(plus, -minus)
     look(opt)
+
+
+def test_each_pass_of_the_excess_begins_with_the_same_statistics():
+    model, seen = convnet(), []
+    model(images()[0])
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5, model=model)
+
+    def loss():
+        seen.append(model[1].running_mean.clone())
+        return model(images()[0]).sum()
+
+    opt.symmetric_excess(loss)
+    assert len(seen) == 3 and torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
 
 
 def test_the_excess_is_positive_at_a_minimum_and_moves_nothing():

@@ -343,3 +343,20 @@ def test_defaults_lie_in_their_ranges():
         assert method.description and method.make.__doc__
         for s in method.settings:
             assert s.low <= s.default <= s.high and s.help
+
+
+def test_the_command_lists_every_method(capsys):
+    import json
+
+    from ssgd.cli.main import main
+
+    assert main(["methods"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table[1:]] == list(methods.METHODS)
+    assert main(["methods", "sam"]) == 0
+    assert "arXiv:2010.01412" in capsys.readouterr().out
+    main(["methods", "--json"])
+    assert [m["name"] for m in json.loads(capsys.readouterr().out)] == list(methods.METHODS)
+    assert main([]) == 2
+    with pytest.raises(SystemExit):
+        main(["methods", "nothing"])

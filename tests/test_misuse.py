@@ -39,10 +39,15 @@ def test_bad_levels(level):
 def test_levels_are_numbers_of_any_kind(level):
     model = mlp(torch.float32)
     opt = SSGD(SGD(model.parameters(), lr=0.1), level)
+    before = model[0].weight.detach().clone()
     for point in opt.points():
         with point:
-            F.cross_entropy(model(vectors(dtype=torch.float32)[0]), vectors()[1]).backward()
-    opt.step()
+            ratio = (model[0].weight - before).norm() / before.norm()
+            assert ratio.item() == pytest.approx(float(level))
+
+
+def test_a_level_on_a_device_is_taken_as_it_is():
+    SSGD(SGD(mlp().parameters(), lr=0.1), torch.tensor(-1.0, device="meta"))  # looked at, it would fail
 
 
 @pytest.mark.parametrize(
@@ -53,12 +58,15 @@ def test_levels_are_numbers_of_any_kind(level):
         ({"law": "gauss"}, "no law called 'gauss'"),
         ({"pairs": 0}, "pairs must be a whole number of at least 1"),
         ({"pairs": 1.5}, "pairs must be a whole number"),
+        ({"pairs": True}, "pairs must be a whole number"),
         ({"bn_stats": "twice"}, "bn_stats must be one of"),
         ({"bn_stats": "once"}, "needs the model: pass model="),
         ({"rng": "shared"}, "rng must be one of"),
         ({"nonfinite": "ignore"}, "nonfinite must be one of"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"seed": 1.5}, "seed must be a whole number"),
+        ({"seed": True}, "seed must be a whole number"),
+        ({"seed": 2**63}, r"from 0 to 2\*\*63 - 1"),
         ({"perturb": []}, "nothing to perturb"),
         ({"perturb": [torch.ones(2, 2, requires_grad=True)]}, "in none of the base optimizer's parameter groups"),
     ],
@@ -66,6 +74,11 @@ def test_levels_are_numbers_of_any_kind(level):
 def test_bad_options(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         start(**options)
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1, np.int64(5)])
+def test_seeds_are_whole_numbers_of_any_kind(seed):
+    assert start(seed=seed)[1].state_dict()["param_groups"][0]["noise_seed"] == seed
 
 
 class Around(Optimizer):
@@ -77,6 +90,15 @@ class Around(Optimizer):
     @property
     def param_groups(self):
         return self.inside.param_groups
+
+
+class AroundTwo(Optimizer):
+    def __init__(self, *inside):
+        self.inside = inside
+
+    @property
+    def param_groups(self):
+        return [group for one in self.inside for group in one.param_groups]
 
 
 def test_a_group_added_to_the_optimizer_inside_is_named():
@@ -94,6 +116,8 @@ def test_bad_bases():
         SSGD(model, 0.3)
     with pytest.raises(TypeError, match="Around is an optimizer around another: wrap the one inside it"):
         SSGD(Around(SGD(model.parameters(), lr=0.1)), 0.3)
+    with pytest.raises(TypeError, match="AroundTwo is an optimizer around another: wrap the one inside it"):
+        SSGD(AroundTwo(*(SGD(part.parameters(), lr=0.1) for part in (model[0], model[2]))), 0.3)
     holds = SGD(model.parameters(), lr=0.1)
     holds.base_optimizer = SGD(model.parameters(), lr=0.1)  # as pytorch_optimizer's SAM does
     with pytest.raises(TypeError, match="SGD is an optimizer around another: wrap the one inside it"):
@@ -173,6 +197,10 @@ def test_a_base_is_wrapped_once_until_it_is_released():
         lambda model, opt: copy.deepcopy(opt),
         lambda model, opt: next(opt.split(*vectors(dtype=torch.float32))),
         lambda model, opt: opt.symmetric_excess(lambda: torch.tensor(0.0)),
+        lambda model, opt: opt.stand_for(2),
+        lambda model, opt: opt.attach(model),
+        lambda model, opt: opt.release(),
+        lambda model, opt: opt._walk.points[opt._walk.done].__enter__(),
     ],
 )
 @pytest.mark.parametrize("sign", [1, -1])
@@ -224,6 +252,11 @@ def test_zero_grad_between_the_points():
                     model(vectors(dtype=torch.float32)[0]).sum().backward()
 
 
+def test_one_process_stands_for_one_rank_at_least():
+    with pytest.raises(ValueError, match="ranks must be a whole number of at least 1, not 0"):
+        start()[1].stand_for(0)
+
+
 def test_names_for_tensors_and_for_the_model():
     model = mlp()
     for names in ("conv", ["0.weight"]):
@@ -250,11 +283,28 @@ def test_split_refuses_what_it_cannot_halve():
         next(opt.split("text"))
     with pytest.raises(ValueError, match="use pairs=1"):
         next(start(pairs=2)[1].split(x, y))
-    for unknown in (Labelled(x, y), SimpleNamespace(x=x), x.numpy()):  # would go whole to both signs
+    held = (Labelled(x, y), SimpleNamespace(x=x), SimpleNamespace(parts={"x": x}), Slotted(x), AndMore(x), x.numpy())
+    for unknown in held:  # would go whole to both signs
         with pytest.raises(TypeError, match=rf"cannot halve a {type(unknown).__name__}: pass its tensors"):
             next(opt.split(x, {"beside": unknown}))
+    captions = ["one a sample"] * len(x)
+    for words in (captions, tuple(captions)):
+        with pytest.raises(TypeError, match=r"whether a list of 8 strings has one for each sample.*point.index"):
+            next(opt.split(x, {"text": words}))
     assert same(model, before)
+    assert next(opt.split(x, ["other", "words"], nn.CrossEntropyLoss(torch.ones(3))))[1][1] == ["other", "words"]
+    opt.zero_grad()
     assert next(opt.split(x, "a name", 3, None, np.float32(0.5)))[1][1:] == ("a name", 3, None, np.float32(0.5))
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: torch.Tensor
+
+
+@dataclass(slots=True)
+class AndMore(Slotted):
+    more: int = 0
 
 
 @dataclass
@@ -282,3 +332,17 @@ def test_excess_and_ratios_need_noise():
 def test_only_ssgd_has_a_noise_level_to_schedule():
     with pytest.raises(TypeError, match="SGD has no noise level"):
         NoiseSchedule(SGD(nn.Linear(2, 2).parameters(), lr=0.1), lambda t: 1.0)
+
+
+def test_a_point_of_a_batch_that_was_given_up_cannot_be_entered():
+    x, y = vectors(dtype=torch.float32)
+    model, opt = start()
+    before = weights(model)
+    old = next(opt.points())  # held, and never entered
+    for point in opt.points():
+        with point:
+            F.cross_entropy(model(x), y).backward()
+    with pytest.raises(RuntimeError, match=r"a new points\(\), has ended this batch"), old:
+        pass
+    assert same(model, before)
+    opt.step()

@@ -52,6 +52,16 @@ def test_shortcut_b_adds_two_projections_and_their_norms(depth, blocks):
     assert count(projected) - count(plain) == 16 * 32 + 32 * 64 + 2 * (32 + 64)
 
 
+def test_batch_norm_as_tensorflow_has_it_and_the_same_first_weights():
+    nets = []
+    for name in ("resnet20", "resnet20-tf"):
+        torch.manual_seed(0)
+        nets.append(build(name, 10))
+    norms = [[m for m in net.modules() if isinstance(m, nn.BatchNorm2d)] for net in nets]
+    assert [{(m.momentum, m.eps) for m in found} for found in norms] == [{(0.1, 1e-5)}, {(0.01, 1e-3)}]
+    assert all(torch.equal(a, b) for a, b in zip(*(net.state_dict().values() for net in nets), strict=True))
+
+
 def test_wrn20_has_three_blocks_a_stage_as_resnet20():
     net = on_paper("wrn20-2")
     assert len(net.body) == len(on_paper("resnet20").body) == 9

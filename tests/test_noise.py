@@ -93,6 +93,12 @@ def test_a_users_own_law():
     assert free[0].norm() / w.detach().norm() == pytest.approx(0.3 * math.sqrt(2 / 3), rel=0.05)
 
 
+def test_a_law_that_draws_only_zeros_leaves_the_weights():
+    (w,) = make([(3, 3)])
+    plus, minus = noises(SSGD(SGD([w], lr=0.1), 0.3, law=lambda z, generator: z.zero_()), [w])
+    assert not plus[0].any() and not minus[0].any()
+
+
 def test_a_layer_of_zeros_gets_zero_noise():
     zero = torch.zeros(3, 3, requires_grad=True)
     other = torch.ones(3, 3, requires_grad=True)
@@ -174,6 +180,9 @@ def test_the_default_seed_is_that_of_the_global_generator():
     torch.manual_seed(123)
     assert SSGD(SGD([torch.ones(2, 2, requires_grad=True)], lr=0.1), 0.5).param_groups[0]["noise_seed"] == 123
     assert seed() == 0  # mlp() seeds with 0
+    for whole, kept in ((10**6, 10**6), (2**63 + 5, 5)):  # a seed has 63 bits
+        torch.manual_seed(whole)
+        assert SSGD(SGD([torch.ones(2, 2, requires_grad=True)], lr=0.1), 0.5).param_groups[0]["noise_seed"] == kept
 
 
 def test_one_level_change_takes_effect_at_the_next_batch():
@@ -191,6 +200,22 @@ def test_a_tensor_level_is_used_as_it_is():
     torch.testing.assert_close(noises(opt, [w])[0][0].norm(), 0.25 * w.detach().norm(), rtol=1e-6, atol=0)
     level.fill_(0.0)
     assert len(noises(opt, [w])) == 2  # a tensor is never looked at, so two passes all the same
+    assert len(noises(SAM(opt.release(), level), [w])) == 2
+
+
+def test_a_group_at_level_zero_stays_while_another_moves():
+    parameters = make([(3, 4), (3, 4)])
+    groups = [{"params": [p], "noise": a} for p, a in zip(parameters, (0.0, 0.5), strict=True)]
+    plus, minus = noises(SSGD(SGD(groups, lr=0.1), 0.1), parameters)
+    assert not plus[0].any() and not minus[0].any() and plus[1].any() and minus[1].any()
+
+
+def test_one_group_may_have_a_tensor_for_its_level_and_another_a_number():
+    parameters = make([(3, 4), (4, 2)])
+    groups = [{"params": [p], "noise": a} for p, a in zip(parameters, (torch.tensor(0.25), 0.5), strict=True)]
+    plus, _ = noises(SSGD(SGD(groups, lr=0.1), 0.1), parameters)
+    for n, p, level in zip(plus, parameters, (0.25, 0.5), strict=True):
+        torch.testing.assert_close(n.norm(), level * p.detach().norm(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("kind", [SSGD, NSO, RWP, SAM, EntropySGD])
@@ -237,6 +262,16 @@ def test_mix_spreads_neighbours():
     found = {mix(seed, step) % 2**32 for seed in range(30) for step in range(30)}
     assert len(found) == 900
     assert all(0 <= mix(n) < 2**63 for n in range(100))
+
+
+def test_mix_is_splitmix64_so_that_a_seed_draws_the_same_noise_in_every_version():
+    assert (mix(0), mix(1)) == (0xE220A8397B1DCDAF >> 1, 0x910A2DEC89025CC1 >> 1)  # its published first outputs
+    assert mix(0, 0) == mix(0xE220A8397B1DCDAF)
+
+
+def test_a_law_counts_in_a_known_unit():
+    with pytest.raises(ValueError, match="unit must be one of 'norm', 'rms', 'filter', 'one', not 'level'"):
+        Law("mine", torch.Tensor.normal_, unit="level")
 
 
 def test_an_unknown_law_is_named():

@@ -1,5 +1,6 @@
 """The two passes at the same time leave what they leave one after the other."""
 
+import warnings
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from ssgd import methods, models
+from ssgd import SSGD, methods, models
 from ssgd.train import classify
 from ssgd.train.counters import BatchCounters
 from ssgd.train.graphs import unchanged
@@ -66,7 +67,21 @@ def test_weights_stay_where_they_are_while_both_points_are_held():
         assert torch.allclose((plus[p] + minus[p]) / 2, p, atol=1e-6)
         assert torch.allclose((plus[p] - p).norm() / p.norm(), torch.tensor(0.2), rtol=1e-4)
         assert plus[p].stride() == p.stride()
-    opt.zero_grad()
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    step = opt.param_groups[0]["noise_step"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
+    assert opt.param_groups[0]["noise_step"] == step + 1
+
+
+@pytest.mark.parametrize("options", [{"bn_stats": "once"}, {"rng": "same"}, {"pairs": 2}, {"noise": 0.0}])
+def test_both_points_are_refused_where_one_pass_reaches_into_the_next(options):
+    net = nn.Linear(3, 2)
+    opt = SSGD(SGD(net.parameters(), lr=0.1), **{"noise": 0.1, "model": net, **options})
+    with pytest.raises(ValueError, match=r"both_points\(\) needs .* use points\(\)"):
+        opt.both_points()
 
 
 @pytest.mark.parametrize(

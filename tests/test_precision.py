@@ -1,5 +1,7 @@
 """Mixed and low precision, several dtypes, complex numbers, dropout."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from torch import nn
 from torch.optim import SGD, SparseAdam
 
 from ssgd import SSGD
+from ssgd.methods import SAM, EntropySGD, OneSided
 
 from .problems import convnet, images, mlp, run_passes, same, take_step, vectors, weights
 
@@ -27,6 +30,24 @@ def test_one_autocast_block_around_all_passes_sees_every_change(way, dtype):
         assert seen[0].dtype == dtype
         assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
     assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+MOVING = [partial(SSGD, noise=0.5), partial(OneSided, noise=0.5), partial(SAM, rho=0.5)]
+
+
+@pytest.mark.parametrize("wrap", [*MOVING, partial(EntropySGD, inner_steps=2)])
+def test_one_autocast_block_sees_where_the_weights_are_between_the_points_too(wrap):
+    model = mlp(torch.float32)
+    x, y = vectors(dtype=torch.float32)
+    clean = []
+    with torch.autocast("cpu", torch.bfloat16):
+        clean.append(model(x))
+        for point in wrap(SGD(model.parameters(), lr=0.1)).points():
+            with point:
+                at = model(x)
+                F.cross_entropy(at, y).backward()
+            clean.append(model(x))
+    assert all(torch.equal(clean[0], out) for out in clean) and not torch.equal(at, clean[0])
 
 
 @pytest.mark.parametrize("way", ["points", "split"])
@@ -67,10 +88,26 @@ def test_pure_bfloat16_parameters(way, law):
     assert all(p.dtype == torch.bfloat16 and p.isfinite().all() for p in model.parameters())
 
 
-def test_the_norm_of_a_large_half_precision_layer_does_not_overflow():
+@pytest.mark.parametrize("foreach", [True, False])
+def test_the_norm_of_a_large_half_precision_layer_does_not_overflow(foreach):
     w = nn.Parameter(torch.full((300, 300), 300.0, dtype=torch.float16))  # its norm is beyond float16
-    opt = SSGD(SGD([w], lr=0.1), 0.1)
+    opt = SSGD(SGD([w], lr=0.1), 0.1, foreach=foreach)
     assert opt.realised_ratios()[0].item() == pytest.approx(0.1, rel=0.01)
+
+
+def test_the_norm_of_a_large_half_precision_filter_does_not_overflow():
+    w = nn.Parameter(torch.full((3, 90000), 300.0, dtype=torch.float16))
+    ratio = SSGD(SGD([w], lr=0.1), 1e-4, law="filter").realised_ratios()[0]  # a row's norm for every element of it
+    assert ratio.item() == pytest.approx(1e-4 * 300, rel=0.02)
+
+
+def test_the_norm_of_a_large_half_precision_slope_does_not_overflow():
+    w = nn.Parameter(torch.zeros(300, 300, dtype=torch.float16))
+    for point in SAM(SGD([w], lr=0.1), 3.0).points():
+        with point:
+            climbed = w.detach().clone()
+            (w * 300).sum().backward()
+    torch.testing.assert_close(climbed, torch.full_like(climbed, 0.01))
 
 
 def test_several_dtypes_in_one_optimizer():
@@ -88,9 +125,10 @@ def test_several_dtypes_in_one_optimizer():
     opt.step()
 
 
-def test_complex_parameters():
+@pytest.mark.parametrize("law", ["sphere", "sign"])
+def test_complex_parameters(law):
     w = nn.Parameter(torch.randn(5, 4, dtype=torch.complex64))
-    opt = SSGD(SGD([w], lr=0.1), 0.3)
+    opt = SSGD(SGD([w], lr=0.1), 0.3, law=law)
     before = w.detach().clone()
     for point in opt.points():
         with point:

@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from ssgd import methods, models
+from ssgd.cli.main import main
 from ssgd.data import registry as data
 from ssgd.recipes import RECIPES, get, listing
 from ssgd.train.engine import train
@@ -23,6 +24,7 @@ def test_every_recipe_can_be_trained_as_written(name):
 
 def test_every_recipe_is_listed():
     shown = listing()
+    assert len({line.rindex("  ") for line in shown.splitlines()}) == 1  # one column under another
     assert all(name in shown for name in RECIPES)
 
 
@@ -102,6 +104,9 @@ def test_a_gpu_that_is_not_there_is_not_asked_for(monkeypatch):
     [
         ("colour=red", "cannot use 'colour=red': write key=value with one of the keys name, model, data"),
         ("batch", "cannot use 'batch': write key=value"),
+        ("mehtod=split", r"cannot use 'mehtod=split': did you mean method\?"),
+        ("seeds=-1", r"a seed is a whole number from 0 to 2\*\*63 - 1"),
+        ("seeds=9223372036854775808", "a seed is a whole number from 0"),
         ("batch=many", "batch takes int, not 'many'"),
         ("batch=12.5", "batch takes int, not '12.5'"),
         ("batch=0", "batch must be a whole number of at least 1, not 0"),
@@ -124,7 +129,7 @@ def test_a_gpu_that_is_not_there_is_not_asked_for(monkeypatch):
         ("model.depth=20", "cannot use 'model.depth=20'"),
         ("phases=", "cannot read phases=''"),
         ("law=gauss", "law must be one of 'sphere'"),
-        ("perturb=bias", "perturb must be one of 'all', 'conv', 'dense', 'recurrent', not 'bias'"),
+        ("perturb=bias", "perturb must be one of 'all', 'conv', 'dense', 'recurrent', 'embedding', not 'bias'"),
         ("precision=fp16", "precision must be one of"),
         ("momentum=-1", "momentum must be finite and not negative"),
         ("weight_decay=nan", "weight_decay must be finite and not negative, not nan"),
@@ -163,6 +168,7 @@ def test_a_recipe_shows_its_fields_and_its_cost():
     assert "phases = '75-25S-25S'" in shown and "level = 0.5" in shown and "law = 'uniform'" in shown
     assert "# 75 epochs of sgd at 0.1; 25 epochs of ssgd(0.5) at 0.01; 25 epochs of ssgd(0.5) at 0.001" in shown
     assert shown.endswith("# 125 epochs that cost as much as 175 of plain SGD")
+    assert str(Recipe(phases="1", lr=(0.1,))).endswith("# 1 epoch that costs as much as 1 of plain SGD")
     assert "nesterov" not in shown
 
 
@@ -255,3 +261,36 @@ def test_another_method_begins_with_its_own_level():
     assert recipe.with_changes(["method=sam"]).level is None
     assert recipe.with_changes(["method=sam", "level=0.1"]).level == 0.1
     assert recipe.with_changes(["method=ssgd"]).level == 0.5
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", 1),
+        ("lr", ["0.1"]),
+        ("lr", 0.1),
+        ("phases", 8),
+        ("model", 3),
+        ("data", None),
+        ("augment", 1),
+        ("batch", 2.5),
+    ],
+)
+def test_a_recipe_read_back_has_fields_of_their_types(field, value):
+    with pytest.raises(ValueError, match=rf"the field '{field}' of a recipe cannot be"):
+        Recipe.from_json({**Recipe().to_json(), field: value})
+    assert Recipe.from_json(Recipe(lr=(1,), clip=5).to_json()) == Recipe(lr=(1.0,), clip=5.0)
+
+
+def test_a_warm_up_longer_than_the_training_is_refused():
+    with pytest.raises(ValueError, match="warm_up=3 is longer than the 2 epochs there are"):
+        get("digits").with_changes(["phases=1-1", "warm_up=3"]).check_method()
+
+
+def test_a_mark_without_a_method_is_refused_where_it_compares_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["digits", "phases=1-1S", "lr=0.1", "train_limit=50", "test_limit=20"]
+    assert main(["train", *words]) == 2
+    assert "phases=1-1S marks with S what the method trains, and method=sgd is plain SGD" in capsys.readouterr().err
+    assert main(["compare", *words, "--vary", "method=sgd,ssgd:0.1"]) == 0
+    assert "sgd then ssgd(0.1)" in capsys.readouterr().out

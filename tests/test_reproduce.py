@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,12 +16,13 @@ from ssgd.analysis import results as analysis
 from ssgd.analysis.spectrum import Spectrum
 from ssgd.analysis.surface import Surface
 from ssgd.cli.main import main
-from ssgd.recipes import RECIPES, beyond, get, price
+from ssgd.recipes import RECIPES, beyond, get, price, table2
 from ssgd.recipes.digits import digits
 from ssgd.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan, wording
 from ssgd.reproduce.branch import branch
+from ssgd.reproduce.experiment import Picture
 from ssgd.reproduce.identity import identity
-from ssgd.reproduce.planning import expected_seconds
+from ssgd.reproduce.planning import expected_seconds, longest_first
 from ssgd.reproduce.scales import smoke
 from ssgd.safetensors import read_safetensors
 from ssgd.train import Execution, Recipe, train
@@ -88,7 +90,7 @@ def test_the_papers_number_of_runs():
     assert counted["table1"] == 2 * 5 * 5 and counted["table2"] == 2 * 6 * 3 * 5 == 2 * counted["tableA1"]
     assert counted["fig3"] == (4 * 10 + 2) * 5 and counted["figA1"] == (6 * 10 + 2) * 5
     assert counted["level"] == (1 + 2 * 10) * 3 and counted["baseline"] == 2 * 3 * 3
-    assert counted["setting"] == 3 * 3 * 3 * 3
+    assert counted["setting"] == 5 * 3 * 3 * 3  # nets, decays, methods, seeds
 
 
 @pytest.mark.parametrize("name", ["table1/cifar100/75-25S-25S", "fig5/ssgdr/4096", "fig3/conv/0.5", "table5/large/sgd"])
@@ -100,6 +102,8 @@ def test_smoke_keeps_methods_and_phases(name):
 
 
 SPLIT_IN_TWO = Recipe(method="ssgd", phases="2-1-2S", lr=(0.1,))  # noise goes by the number of its phase
+CLIMBS_AT_LAST = Recipe(phases="2-2(sam:0.1)", lr=(0.1,))
+DROPPED_AT_LAST = Recipe(phases="2-2(dropconnect:0.3)", lr=(0.1,))
 
 
 # --- what counts as done ----------------------------------------------------------------------------------------------
@@ -113,10 +117,12 @@ SPLIT_IN_TWO = Recipe(method="ssgd", phases="2-1-2S", lr=(0.1,))  # noise goes b
         (Recipe(method="ssgd"), Recipe(method="ssgd", level=0.25, phases="75S-50S-50S"), True),
         (Recipe(law="sphere", perturb="conv"), Recipe(law="uniform"), True),
         (Recipe(), Recipe(seeds=(3,), evaluate_every=5), True),
+        (Recipe(), Recipe(level=0.3), True),  # SGD has none
         (Recipe(), Recipe(lr=(0.2, 0.02, 0.002), lr_for_batch=256), True),
         (get("beyond/ptb-large/base"), get("table5/large/sgd"), True),
         (Recipe(method="ssgd", phases="5S-5S", lr=(0.1,)), Recipe(method="ssgd", phases="10", lr=(0.1,)), False),
         (Recipe(phases="5-5", lr=(0.1, 0.01)), Recipe(phases="10", lr=(0.1,)), False),
+        (Recipe(phases="5-5", lr=(0.1, 0.01)), Recipe(phases="10", lr=(0.01,)), False),
         (Recipe(phases="5-5", lr=(0.1,)), Recipe(phases="10", lr=(0.1,)), True),
         (SPLIT_IN_TWO, replace(SPLIT_IN_TWO, phases="3-2S"), False),
         (Recipe(phases="2(ema)-2(ema:0.999)", lr=(0.1,)), Recipe(method="ema", phases="4", lr=(0.1,)), False),
@@ -124,12 +130,15 @@ SPLIT_IN_TWO = Recipe(method="ssgd", phases="2-1-2S", lr=(0.1,))  # noise goes b
         (Recipe(), Recipe(held_out=5000), False),
         (Recipe(), Recipe(devices=4), False),
         (get("comparison/dropconnect"), get("comparison/dropconnect-conv"), False),
+        (DROPPED_AT_LAST, replace(DROPPED_AT_LAST, perturb="conv"), False),
         (Recipe(), Recipe(method="halves"), False),
         (Recipe(method="ssgd"), Recipe(method="ssgd", law="uniform"), False),
         (Recipe(method="ssgd"), Recipe(method="ssgd", perturb="conv"), False),
         (Recipe(method="sam"), Recipe(method="sam", perturb="conv"), False),
         (Recipe(method="sam"), Recipe(method="sam", bn_stats="first"), False),
         (Recipe(method="sam"), Recipe(method="sam", law="uniform"), True),
+        (SPLIT_IN_TWO, replace(SPLIT_IN_TWO, law="uniform"), False),
+        (CLIMBS_AT_LAST, replace(CLIMBS_AT_LAST, bn_stats="first"), False),
         (Recipe(method="ssgd"), Recipe(method="ssgd", phases="75-50S-50S"), False),
         (Recipe(method="m-arwp"), Recipe(method="m-arwp", settings={"share": 0.3}), False),
     ],
@@ -182,6 +191,24 @@ def test_a_torn_line_is_passed_over_and_never_touched(tmp_path):
     assert [Results(tmp_path).find(tiny(), seed) is not None for seed in (0, 1, 2)] == [True, True, False]
 
 
+@pytest.mark.parametrize("use", ["check_place", "alone", "append"])
+def test_the_folder_of_results_is_made_when_it_is_needed(tmp_path, use):
+    results = Results(tmp_path / "deep" / "results")
+    assert not results.folder.exists()
+    if use == "append":
+        results.append("any", row_of(tiny()))
+    else:
+        with getattr(results, use)() or nullcontext():
+            pass
+    assert results.folder.is_dir()
+
+
+def test_rows_begin_with_the_first_line(tmp_path):
+    (tmp_path / "any.jsonl").touch()
+    Results(tmp_path).append("any", row_of(tiny()))
+    assert (tmp_path / "any.jsonl").read_text().startswith("{")
+
+
 def test_a_row_of_another_version_is_passed_over(tmp_path):
     row = row_of(tiny())
     row["recipe"]["colour"] = "red"
@@ -201,6 +228,18 @@ def test_the_expected_time_comes_from_rows_of_the_same_net_and_device():
     assert expected_seconds(runs, rows, "cpu", 1) == (2.0, {"resnet20"})
     assert expected_seconds(runs, rows, "H200", 4) == (1 / 400 / 4 * 200, {"resnet20"})
     assert expected_seconds(runs, rows, "other", 1) == (0, {"small-cnn", "resnet20"})
+
+
+def test_what_is_held_out_costs_nothing_and_data_of_unknown_size_no_known_time():
+    held, far = (replace(tiny(name), train_limit=None, **more) for name, more in (("a", {"held_out": 200}), FAR))
+    runs = plan(made_of(held, far), "paper", Results("nowhere")).runs
+    assert [run.work for run in runs] == [800, None]
+    known = {"model": "small-cnn", "passes": 1.0, "seconds": 1.0, "device": "cpu", "recipe": tiny().to_json()}
+    assert expected_seconds(runs, [known], "cpu", 1) == (8.0, {"small-cnn"})
+    assert [run.label for run in longest_first(runs, [known], "cpu")] == ["a", "b"]
+
+
+FAR = ("b", {"data": "nowhere"})
 
 
 def test_side_by_side_the_longest_begin_first_and_unknown_nets_before_them(here, monkeypatch):
@@ -263,6 +302,11 @@ def test_a_plan_counts_the_rows_there_are(here, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(EXPERIMENTS)
     assert any(re.match(r"baseline +our own question +18 of 18 ", line) for line in lines)
+
+
+def test_an_unknown_scale_gets_a_sentence():
+    with pytest.raises(ValueError, match="scale must be one of 'smoke', 'small', 'paper', not 'tiny'"):
+        plan(EXPERIMENTS["fig4"], "tiny", Results("nowhere"))
 
 
 def test_an_unknown_name_gets_a_sentence(here, capsys):
@@ -397,8 +441,21 @@ def test_a_command_whose_time_is_up_says_so(here, capsys):
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
+def lined():
+    """Two runs, neither of which goes on from the other, and the line between them."""
+    recipes = [smoke(table2.table2("cifar100", "resnet20", level)) for level in (None, 0.5)]
+    picture = Picture("line", "fig2", {"sgd": "SGD", "ssgd-0.5": "S-SGD"})
+    return Experiment("test", "nowhere", "two runs", lambda scale: recipes, picture)
+
+
+def test_figures_2_and_7_are_of_the_same_solutions():
+    line, plane = EXPERIMENTS["fig2"], EXPERIMENTS["fig7"]
+    assert line.recipes("paper") == plane.recipes("paper") and line.stem == plane.stem
+    assert set(line.picture.of) == set(plane.picture.of) - {plane.stem}
+
+
 def test_a_picture_takes_the_weights_of_an_equal_run_and_trains_again_without_them(here):
-    results, fig2 = Results("results"), EXPERIMENTS["fig2"]
+    results, fig2 = Results("results"), lined()
     sgd = next(recipe for recipe in fig2.recipes("smoke") if recipe.method == "sgd")
     assert carry_out(plan(made_of(replace(sgd, name="test/same")), "paper", results), here, results) == {}
     assert [run.label for run in plan(fig2, "smoke", results).to_do] == ["ssgd-0.5"]
@@ -412,6 +469,23 @@ def test_a_picture_takes_the_weights_of_an_equal_run_and_trains_again_without_th
     assert carry_out(found, here, results) == {} and len(results.rows) == 3
     shutil.rmtree("runs")
     assert not plan(fig2, "smoke", results).to_do
+
+
+def test_an_equal_runs_weights_are_looked_for_below_out_and_only_where_nothing_is_branched(here):
+    results, recipe, picture = Results("results"), tiny(), EXPERIMENTS["fig2"].picture
+    results.append("x", row_of(replace(recipe, name="test/same")))
+
+    def planned(**more):
+        (run,) = plan(made_of(recipe, picture=picture, **more), "paper", results, "elsewhere").runs
+        return run.folder, run.to_do
+
+    own, other = (replace(here, out="elsewhere").place(replace(recipe, name=f"test/{n}"), 0) for n in ("one", "same"))
+    assert planned() == (own, True)
+    for folder in (other, own):
+        folder.mkdir(parents=True)
+        (folder / "weights.safetensors").touch()
+        assert planned() == (folder, False)
+        assert planned(stem="stem") == (own, folder != own)
 
 
 def test_a_branch_ends_as_if_it_had_been_trained_from_the_start(here):
@@ -466,9 +540,9 @@ def test_a_run_that_diverges_has_a_row_and_is_not_made_again(here, capsys):
 
 
 def test_a_picture_of_what_diverged_is_not_waited_for(here):
-    recipes = EXPERIMENTS["fig2"].recipes("smoke")
+    recipes = lined().recipes("smoke")
     worse = [replace(recipe, lr=(1e6,) * len(recipe.lr)) if recipe.method == "ssgd" else recipe for recipe in recipes]
-    experiment = replace(EXPERIMENTS["fig2"], recipes=lambda scale: worse)
+    experiment = replace(lined(), recipes=lambda scale: worse)
     results = Results("results")
     assert len(carry_out(plan(experiment, "smoke", results), here, results)) == 1
     again = plan(experiment, "smoke", Results("results"))
@@ -539,3 +613,62 @@ def test_beyond_compares_at_the_same_epochs_and_at_the_same_cost(task):
     if base.epochs == 2 * half.epochs:
         for epoch in range(1, half.epochs):
             assert half.lr(epoch) in [pytest.approx(base.lr(2 * epoch + i)) for i in (0, 1)]
+
+
+def test_rows_that_cannot_be_written_are_told_before_any_training(here):
+    Path("file").write_text("")
+    results = Results("file/results")
+    with pytest.raises(OSError, match=r"file/results could not be written"):
+        carry_out(plan(made_of(tiny()), "paper", results), here, results)
+    assert not Path("runs").exists()
+
+
+WHOLE = {"model": "small-cnn", "passes": 1.0, "seconds": 1.0, "device": "cpu"}
+
+
+@pytest.mark.parametrize("spoilt", [{}, {"passes": "x"}, {"seconds": None}, {"model": ...}, {"recipe": ...}])
+def test_a_row_with_a_figure_of_another_kind_is_no_fault(tmp_path, spoilt):
+    row = {key: value for key, value in {**row_of(tiny()), **WHOLE, **spoilt}.items() if value is not ...}
+    (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
+    found = plan(made_of(tiny(seeds=(4,))), "paper", Results(tmp_path))
+    unknown = {"small-cnn"} if spoilt else set()
+    assert expected_seconds(found.to_do, Results(tmp_path).rows, "cpu", 1)[1] == unknown
+
+
+def test_a_picture_is_of_the_experiments_own_seed(here, capsys):
+    assert main(["reproduce", "fig2", "--scale", "smoke", "--seeds", "5"]) == 0
+    assert not list(Path("results").glob("fig2/**/line.npz"))
+    assert "still missing: results/fig2/smoke/line.npz" in capsys.readouterr().out
+    shutil.rmtree("runs")
+    assert not plan(EXPERIMENTS["fig2"], "smoke", Results("results"), seeds=[5]).to_do  # of which no weights are needed
+    assert main(["reproduce", "fig2", "--scale", "smoke"]) == 0
+    assert len(list(Path("results").glob("fig2/**/line.npz"))) == 1
+
+
+def test_minutes_bound_the_picture_too(here, capsys):
+    assert main(["reproduce", "fig2", "--scale", "smoke"]) == 0
+    shutil.rmtree("results/fig2")
+    assert main(["reproduce", "fig2", "--scale", "smoke", "--minutes", "1e-9"]) == 124
+    assert not list(Path("results").glob("fig2/**/line.npz"))
+
+
+def test_a_run_that_was_cut_costs_what_is_left(here, monkeypatch):
+    results, recipe = Results("results"), replace(tiny(), method="ssgd", phases="1-2S-1S", lr=(0.1,))
+    (before,) = plan(made_of(recipe), "paper", results).to_do
+    assert (before.begun, before.left, before.passes) == (0, 7, 7)
+    plain = RunDir.add_metrics
+
+    def cut_after_two(self, row):
+        plain(self, row)
+        if len(self.metrics()) == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(RunDir, "add_metrics", cut_after_two)
+        carry_out(plan(made_of(recipe), "paper", results), here, results)
+    cut = plan(made_of(recipe), "paper", results)
+    assert [(run.begun, run.left) for run in cut.to_do] == [(2, 4)]
+    told = wording.of_plan(cut, results, here)
+    assert "1 to do (1 of which go on where they were cut)" in told and "cost: 4 passes" in told
+    shutil.rmtree(before.folder / "checkpoints")  # then it begins anew
+    assert [run.begun for run in plan(made_of(recipe), "paper", results).to_do] == [0]

@@ -44,6 +44,7 @@ def test_by_name_and_predicate():
     assert chosen(model, names=["*hh*", "head.*"]) == ["rnn.weight_hh_l0", "cell.weight_hh", "head.weight"]
     assert chosen(model, where=lambda name, p: p.dim() == 1 and "norm" in name) == ["norm.weight", "norm.bias"]
     assert chosen(model, "recurrent", where=lambda name, p: "hh" in name) == ["rnn.weight_hh_l0", "cell.weight_hh"]
+    assert chosen(model, names="rnn.*", where=lambda name, p: "hh" in name) == ["rnn.weight_hh_l0"]
 
 
 def test_the_default_is_every_trainable_tensor_of_two_dimensions_but_magnitudes():
@@ -71,6 +72,32 @@ def test_a_column_before_a_tensor_with_as_many_rows_is_no_magnitude(with_model):
     assert len(SSGD(SGD(model.parameters(), lr=0.1), 0.1, model=model).selected) == 2
 
 
+@pytest.mark.parametrize(
+    "shapes", [((1, 1), (1, 5)), ((3, 1), (3, 1)), ((3, 2), (3, 4)), ((3, 1), (3, 4, 5)), ((3, 1), (2, 4))]
+)
+def test_only_a_column_of_several_rows_before_a_wider_tensor_looks_like_a_magnitude(shapes):
+    parameters = [nn.Parameter(torch.ones(shape)) for shape in ((), *shapes)]
+    assert len(SSGD(SGD(parameters, lr=0.1), 0.1).selected) == 2
+
+
+def test_a_column_of_zeros_is_no_magnitude():
+    parameters = [nn.Parameter(torch.zeros(3, 1)), nn.Parameter(torch.ones(3, 4))]
+    assert len(SSGD(SGD(parameters, lr=0.1), 0.1).selected) == 2
+
+
+def test_other_parametrisations_have_no_magnitude():
+    class Sum(nn.Module):
+        def forward(self, one, other):
+            return one + other
+
+        def right_inverse(self, weight):
+            return weight / 2, weight / 2
+
+    model = nn.Linear(4, 3)
+    nn.utils.parametrize.register_parametrization(model, "weight", Sum())
+    assert chosen(model) == ["parametrizations.weight.original0", "parametrizations.weight.original1"]
+
+
 def test_only_what_was_chosen_moves():
     model = Everything()
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.1, perturb=select(model, "conv"))
@@ -87,3 +114,30 @@ def test_bad_choices():
         select(model, "fc")
     with pytest.raises(ValueError, match=r"found no trainable weight in Everything.*names='nothing'"):
         select(model, names="nothing")
+
+
+def test_dense_layers_of_gpt2_are_dense():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11, "n_positions": 4}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    parametrizations.weight_norm(model.transformer.h[0].mlp.c_fc)
+    chosen = {id(p) for p in select(model, "dense")}
+    assert id(model.transformer.h[0].mlp.c_fc.parametrizations.weight.original1) in chosen
+    model = transformers.GPT2LMHeadModel(model.config)
+    chosen = {id(p) for p in select(model, "dense")}
+    names = {name.split(".", 3)[-1] for name, p in model.named_parameters() if id(p) in chosen}
+    assert {"attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"} <= names
+
+
+def test_magnitudes_are_looked_for_again_when_the_model_or_the_groups_change():
+    one, two = (parametrizations.weight_norm(nn.Linear(4, 3)) for _ in range(2))
+    with torch.no_grad():
+        one.parametrizations.weight.original0[0] *= -1  # by its look no magnitude, by its model one
+    opt = SSGD(SGD(one.parameters(), lr=0.1), 0.1)
+    assert [tuple(p.shape) for p in opt.selected] == [(3, 1), (3, 4)]
+    opt.attach(nn.ModuleList([one, two]))
+    assert [tuple(p.shape) for p in opt.selected] == [(3, 4)]
+    opt = SSGD(SGD(two.parameters(), lr=0.1), 0.1)
+    assert [tuple(p.shape) for p in opt.selected] == [(3, 4)]
+    opt.add_param_group({"params": list(parametrizations.weight_norm(nn.Linear(5, 2)).parameters())})
+    assert [tuple(p.shape) for p in opt.selected] == [(3, 4), (2, 5)]

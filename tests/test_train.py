@@ -103,6 +103,19 @@ def test_another_base(quiet):
     assert_ends_as(net, quiet)
 
 
+def test_weight_decay_may_leave_norms_and_biases_alone(quiet):
+    train(small(weight_decay=0.1, decayed="weights", method="ssgd", level=0.3), quiet)
+    net = fresh_net()
+    weights, others = ([p for p in net.parameters() if (p.dim() > 1) is heavy] for heavy in (True, False))
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    opt = SSGD(SGD(groups, 0.1, 0.9, fused=True), 0.3, model=net, seed=mix(0, 1, 0))
+    for x, y in batches(range(2), base=opt):
+        noisy_step(net, opt, x, y)
+    assert_ends_as(net, quiet, small(weight_decay=0.1, decayed="weights", method="ssgd", level=0.3))
+    with pytest.raises(ValueError, match="decayed"):
+        small(decayed="biases")
+
+
 @pytest.mark.parametrize(("method", "split"), [("ssgd", False), ("split", True)])
 def test_noise_is_that_of_the_optimizer_by_hand(quiet, method, split):
     train(small(method=method, level=0.3, law="uniform"), quiet)

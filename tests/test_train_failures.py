@@ -46,6 +46,31 @@ class Bar:
         return lambda *_, **__: None
 
 
+def test_the_bar_knows_of_runs_that_have_not_begun(quiet):
+    jobs = [Job(small(), seed, quiet, Ranks(), lambda text: None) for seed in range(3)]
+    shown = Progress()
+    shown._bar = bar = Bar()
+    shown.expect(jobs)
+    totals = []
+    for job in jobs:
+        job.begin(Sources(quiet))
+        shown.begin(job)
+        totals.append(bar.total)
+        job.close()
+    assert totals == [3 * 2 * 200] * 3
+
+
+def test_a_bar_is_drawn_from_the_first_run_on_and_ends_its_line(quiet, capsys):
+    pytest.importorskip("tqdm")
+    job = Job(small(), 0, quiet, Ranks(), lambda text: None)
+    with Progress() as shown:
+        assert capsys.readouterr().err == ""
+        job.begin(Sources(quiet))
+        shown.begin(job)
+        job.close()
+    assert capsys.readouterr().err.endswith("\n")
+
+
 @pytest.mark.parametrize("moment", ["begin", "advance"])
 def test_without_memory_beside_others_a_run_waits_until_one_has_ended(quiet, tmp_path, monkeypatch, moment):
     """There is room for two. What waited ends as it does alone."""

@@ -26,6 +26,7 @@ from transformers import (
 from ssgd import SSGD
 from ssgd.integrations import transformers as integration
 from ssgd.integrations.transformers import SymmetricTrainer
+from ssgd.methods.rwp import RWP
 from ssgd.methods.sam import SAM
 
 from .problems import same
@@ -185,6 +186,21 @@ def test_every_item_counts_as_in_plain_training(tmp_path, way, counted, monkeypa
     assert logged(found, "loss") == pytest.approx(logged(plain, "loss"), rel=1e-5)
 
 
+def test_a_halfs_share_in_the_mean_need_not_be_its_share_of_the_samples(tmp_path):
+    """RWP's λ: the clean half counts by 1 − λ, the noisy one by λ."""
+
+    def gradient(share):
+        rwp = lambda model: RWP(SGD(model.parameters(), 0.1), 1e-12, share=share, seed=0)  # noqa: E731
+        trainer = trainer_of(tmp_path, given=rwp, settings={"split": True})
+        batch = next(iter(trainer.get_train_dataloader()))
+        trainer.training_step(trainer.model, batch, batch["labels"][:, 1:].ne(-100).sum())
+        return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+
+    low, mid, high = (gradient(share) for share in (0.1, 0.5, 0.9))
+    torch.testing.assert_close((low + high) / 2, mid, rtol=1e-3, atol=1e-5)
+    assert (high - low).norm() > 0.5 * mid.norm()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_learns(tmp_path, way):
     found = trained(tmp_path, settings={"noise": 0.2, "split": WAYS[way]}, size=8, max_steps=30)
@@ -223,7 +239,7 @@ class TwoPlaces(SGD):
 
     @torch.no_grad()
     def _go(self, place):
-        for p in self.param_groups[0]["params"]:
+        for p in self.param_groups[0]["params"] if place != self.place else []:
             p.add_(place - self.place)
         self.place = place
 

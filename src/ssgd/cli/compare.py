@@ -1,6 +1,7 @@
 """Train variants of a recipe, or of your own model on your own images, and compare them over seeds.
 
 --vary method=sgd,split:0.15,ssgd:0.3 trains one variant for each value; of several fields, all combinations.
+Without --vary and method they are SGD, S-SGD and split.
 
 --model package.module:function --data FOLDER, without a recipe, compares SGD, S-SGD and split on a folder of images
 with train/ and val/, a folder in them for each class. The function is called with the number of classes.
@@ -31,7 +32,8 @@ def run(options: argparse.Namespace) -> int:
         first = [change.partition(",")[0] for change in options.vary if re.match("(lr|phases)=.", change)]
         words = [*words, *first]  # lr and phases must fit each other before anything is varied
         recipe, execution = from_command_line(name, words, "ssgd compare", __doc__ or "")
-        vary = options.vary or ([f"method={','.join(METHODS)}"] if name is None else [])
+        own = any(re.match("(--)?method", word) for word in words)
+        vary = options.vary or ([] if name and own else [f"method={','.join(METHODS)}"])
         return show(variants(recipe, vary), execution)
 
     return ended(work)
@@ -47,8 +49,10 @@ def variants(recipe: Recipe, vary: list[str]) -> list[Recipe]:
         if any(choice[0].startswith(f"{key}=") for choice in choices):
             raise ValueError(f"--vary {key} is given twice: give all its values at once, --vary {key}=A,B")
         choices.append([f"{key}={value}" for value in values.split(",")])
-    found = []
+    found: list[Recipe] = []
     for combination in product(*choices):
         name = "/".join([recipe.name, *(re.sub("[:/]", "-", text.partition("=")[2]) for text in combination)])
+        if any(name == other.name for other in found):
+            raise ValueError(f"--vary makes {name} twice: give each value once")
         found.append(recipe.with_changes([*combination, f"name={name}"]))
     return found

@@ -6,7 +6,7 @@ import argparse
 import math
 
 from ..solutions import solution, tasks
-from ..train.terminal import ended
+from ..train.terminal import ended, speaks
 from .looking import add_grid, add_options, execution, how
 
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options))
+    return ended(lambda: work(options), kept="the points that are done")
 
 
 def work(options: argparse.Namespace) -> int:
@@ -32,6 +32,8 @@ def work(options: argparse.Namespace) -> int:
     found = tasks(a, execution(options), options.limit, large=True)
     line = Line(a.state, b.state, found["train"].model, names=(a.name, b.name))
     surface = evaluate(line, found, line.grid(options.points, options.margin), **how(options, a))
+    if not speaks():  # torchrun's other processes have shared in the points
+        return 0
     for name in surface.tasks:
         ends = zip(surface.names, surface.at_anchors(name), surface.at_anchors(name, "error"), strict=True)
         print(f"{name}: {', '.join(told(*end) for end in ends)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ def how(options: argparse.Namespace, of: Solution) -> dict[str, Any]:
     """What evaluate() is told of a grid's options, and of the data, which are those of the first solution."""
     given = {name: getattr(options, name) for name in ("out", "batchnorm", "precision", "together", "compile", "graph")}
     return {**given, "progress": not options.quiet, "data": data_of(of, options.limit)}
+
+
+def alone(command: str) -> None:
+    """What shares nothing out would be done, and written, by every process."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ValueError(f"ssgd {command} works in one process: start it without torchrun")
 
 
 def execution(options: argparse.Namespace) -> Execution:

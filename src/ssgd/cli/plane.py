@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..solutions import solution, tasks
-from ..train.terminal import ended
+from ..train.terminal import ended, speaks
 from .looking import add_grid, add_options, execution, how
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options))
+    return ended(lambda: work(options), kept="the points that are done")
 
 
 def work(options: argparse.Namespace) -> int:
@@ -32,6 +32,8 @@ def work(options: argparse.Namespace) -> int:
     found = tasks(a, execution(options), options.limit, large=True)
     plane = Plane(a.state, b.state, c.state, found["train"].model, names=(a.name, b.name, c.name))
     surface = evaluate(plane, found, plane.grid(options.points, options.margin), **how(options, a))
+    if not speaks():  # torchrun's other processes have shared in the points
+        return 0
     for name in surface.tasks:
         draw_plane(surface, name, path=beside(options.out, f"-{name}.png"))
         turning_surface(surface, name, path=beside(options.out, f"-{name}.html"))

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options))
+    return ended(lambda: work(options), kept=None)
 
 
 def work(options: argparse.Namespace) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from ..files import append_line
 from ..solutions import Solution, solution, tasks
 from ..train.terminal import ended
-from .looking import add_options, execution
+from .looking import add_options, alone, execution
 
 PAIRS = 10
 
@@ -32,10 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options))
+    return ended(lambda: work(options), kept=None)
 
 
 def work(options: argparse.Namespace) -> int:
+    alone("sharpness")
     from ..analysis import results
 
     for number, path in enumerate(options.solutions):
@@ -45,7 +47,7 @@ def work(options: argparse.Namespace) -> int:
             print(f"{found.name}:")
         row = look_at(found, results.beside(options.out, f"-{number}" if several else ""), options)
         if options.results is not None:
-            append_line(options.results, json.dumps(row))
+            append_line(options.results, json.dumps(row, allow_nan=False))
     print(f"written: {results.beside(options.out, '')}-*.npz and .json")
     return 0
 
@@ -59,6 +61,10 @@ def look_at(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
     law, task = found.recipe.law, tasks(found, execution(options), options.limit)["train"]
     pairs = PAIRS if options.pairs is None else options.pairs
     excess = symmetric_excess(task, options.level, law=law, pairs=pairs, seed=options.seed)
+    if not math.isfinite(excess.clean):
+        raise ValueError(f"{found.name} holds weights that are not finite, or its loss is not: {excess.clean}")
+    if not math.isfinite(excess.mean):
+        raise ValueError(f"the loss of {found.name} is not finite at level {options.level:g}: lower --level")
     sd = excess.sd if pairs > 1 else None
     spread = "" if sd is None else f" ± {sd:.5f}, worst {excess.worst:.5f}"
     print(f"symmetric excess at level {options.level:g} ({law}): {excess.mean:.5f}{spread}")

@@ -7,7 +7,7 @@ import math
 
 from ..solutions import solution, tasks
 from ..train.terminal import ended
-from .looking import add_graph, add_options, execution
+from .looking import add_graph, add_options, alone, execution
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options))
+    return ended(lambda: work(options), kept=None)
 
 
 def work(options: argparse.Namespace) -> int:
+    alone("spectrum")
     from ..analysis import results
     from ..analysis.hessian import Hessian
     from ..analysis.pictures import draw_spectrum

@@ -80,6 +80,7 @@ def _all_jobs(
         jobs = [Job(recipe, seed, execution, ranks, progress.say) for recipe in recipes for seed in recipe.seeds]
         if len({job.folder for job in jobs}) < len(jobs):
             raise ValueError("two recipes have the same name and would share a folder: give each a name of its own")
+        progress.expect(jobs)
         at_once = execution.at_once if execution.kind == "cuda" and not ranks.several else 1
         with stop_on_signal() as stop:
             drive(jobs, at_once, Sources(execution), progress, within(execution.minutes, stop), when_over)

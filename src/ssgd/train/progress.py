@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +23,13 @@ class Progress:
     def __init__(self, shown: bool = True, tensorboard: bool = False) -> None:
         self.shown = shown
         self.tensorboard = tensorboard
-        self._bar: Any = None
+        self._tqdm: Any = None
+        self._bar: Any = None  # from the first run on that begins
         self._writers: dict[str, Any] = {}
         self._epochs: dict[str, int] = {}
         self._to_come: dict[str, float] = {}
+        self._waiting: dict[str, float] = {}  # the passes of runs that have not begun
+        self._known = self._a_pass = 0.0  # samples: of runs that have begun, and of one pass over the data
 
     def __enter__(self) -> Progress:
         if self.tensorboard:
@@ -35,7 +38,7 @@ class Progress:
             try:
                 from tqdm import tqdm
 
-                self._bar = tqdm(total=0, unit=" samples", unit_scale=True, file=sys.stderr, dynamic_ncols=True)
+                self._tqdm = tqdm
             except ImportError:
                 self.say("without tqdm there is no progress bar: pip install tqdm")
         return self
@@ -53,18 +56,34 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)
 
+    def expect(self, jobs: Sequence[Job]) -> None:
+        """All that will run, so that the bar goes to its end once."""
+        self._waiting = {job.label: job.recipe.schedule.passes for job in jobs}
+
     def begin(self, job: Job) -> None:
+        self._waiting.pop(job.label, None)
         if job.result is not None:
             self._say_of(job, f"finished before, test {judged(job.result)}")
         elif job.run is not None:
             if job.run.position:
                 self._say_of(job, f"goes on in epoch {job.run.epoch + 1} of {job.run.schedule.epochs}")
             self._epochs[job.label] = len(job.run.history)
+            if self._bar is None and self._tqdm is not None:
+                self._bar = self._tqdm(
+                    total=job.samples_to_come,
+                    unit=f" {SAMPLES[job.run.source.kind]}",
+                    unit_scale=True,
+                    file=sys.stderr,
+                    dynamic_ncols=True,
+                )
             if self._bar is not None:
                 self._bar.unit = f" {SAMPLES[job.run.source.kind]}"
-                self._bar.total += job.samples_to_come - self._to_come.get(job.label, 0.0)  # it may begin again
+                self._known += job.samples_to_come - self._to_come.get(job.label, 0.0)  # it may begin again
                 self._to_come[job.label] = job.samples_to_come
-                self._bar.refresh()
+                self._a_pass = job.run.steps * job.recipe.batch
+        if self._bar is not None and self._a_pass:
+            self._bar.total = self._known + self._a_pass * sum(self._waiting.values())
+            self._bar.refresh()
 
     @contextmanager
     def waiting_for(self, job: Job) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import types
 import typing
@@ -13,6 +14,7 @@ from typing import Any
 from ..core.batchnorm import POLICIES
 from ..core.checks import check_choice, check_count
 from ..core.noise import LAWS
+from ..core.selection import KINDS
 from ..data.faults import BAD
 from ..data.speech.normalisation import NORMALISED
 from ..methods import registry
@@ -60,7 +62,7 @@ class Recipe:
     law: str = "sphere"
     """Of S-SGD's noise."""
     perturb: str = "all"
-    """Which layers get noise: all, conv, dense or recurrent. DropConnect's are the dense ones unless told otherwise."""
+    """Which layers get noise: all, conv, dense, recurrent or embedding. DropConnect has dense unless told otherwise."""
     bn_stats: str = "both"
     """What noisy passes, and SAM's, do to batch-norm's running statistics."""
     per_rank: bool | None = None
@@ -93,7 +95,9 @@ class Recipe:
     nesterov: bool = False
     """SGD's."""
     weight_decay: float = 1e-4
-    """On all parameters."""
+    """On the parameters that ``decayed`` says."""
+    decayed: str = "all"
+    """all parameters, or weights: those of two or more dimensions, not batch-norm's and no biases."""
     batch: int = 128
     """Images a step, over all devices."""
     devices: int = 1
@@ -116,9 +120,10 @@ class Recipe:
         check_choice("normalise", self.normalise, NORMALISED)
         check_choice("bad", self.bad, BAD)
         check_choice("law", self.law, tuple(LAWS))
-        check_choice("perturb", self.perturb, ("all", "conv", "dense", "recurrent"))
+        check_choice("perturb", self.perturb, ("all", *KINDS))
         check_choice("bn_stats", self.bn_stats, POLICIES)
         check_choice("anneal", self.anneal, ("steps", "cosine"))
+        check_choice("decayed", self.decayed, ("all", "weights"))
         check_choice("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("parallel", self.parallel, ("ddp", "fsdp"))
@@ -128,6 +133,8 @@ class Recipe:
             raise ValueError(f"name={self.name} would lie outside the folder of the runs: say with out= where they go")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different numbers, at least one, not {self.seeds}")
+        if any(not 0 <= seed < 2**63 for seed in self.seeds):
+            raise ValueError(f"a seed is a whole number from 0 to 2**63 - 1, not one of {self.seeds}")
         if not self.lr or any(not math.isfinite(rate) or rate < 0 for rate in self.lr):
             raise ValueError(f"lr must be finite and at least 0, not {self.lr}")
         if self.lr_for_batch is not None:
@@ -151,6 +158,8 @@ class Recipe:
             raise ValueError(
                 f"method={self.method} trains none of phases={self.phases}: mark some with S, or leave the method out"
             )
+        if self.warm_up > self.schedule.epochs:
+            raise ValueError(f"warm_up={self.warm_up:g} is longer than the {self.schedule.epochs} epochs there are")
         if self.method == "m-arwp" and self.settings.get("share") == 1:
             raise ValueError("settings.share=1 leaves no clean gradient to mix with, at one pass: use method=rwp")
 
@@ -211,13 +220,17 @@ class Recipe:
         if unknown := [key for key in found if key not in known]:
             raise ValueError(f"a recipe has no field {unknown[0]!r}: it comes from another version of ssgd")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        hints = typing.get_type_hints(cls)
+        if wrong := [key for key, value in values.items() if not _is(hints[key], value)]:
+            raise ValueError(f"the field {wrong[0]!r} of a recipe cannot be {found[wrong[0]]!r}")
         return cls(**values)
 
     def __str__(self) -> str:
         plain, schedule = Recipe(), self.schedule
         told = {key: value for key, value in self.__dict__.items() if key in MAIN or value != getattr(plain, key)}
         lines = [f"{key} = {value!r}" for key, value in told.items()]
-        cost = f"{schedule.epochs} epochs that cost as much as {schedule.passes:g} of plain SGD"
+        length = "1 epoch that costs" if schedule.epochs == 1 else f"{schedule.epochs} epochs that cost"
+        cost = f"{length} as much as {schedule.passes:g} of plain SGD"
         return "\n".join([*lines, f"# {schedule}", f"# {cost}"])
 
 
@@ -236,8 +249,10 @@ def override(config: Configuration, changes: Iterable[str]) -> Configuration:
         key = key.strip().replace("-", "_")
         name, _, inner = key.partition(".")
         if not equals or name not in hints or bool(inner) != (name in nested):
-            keys = ", ".join(f"{key}.NAME" if key in nested else key for key in hints)
-            raise ValueError(f"cannot use {change!r}: write key=value with one of the keys {keys}")
+            keys = [f"{key}.NAME" if key in nested else key for key in hints]
+            near = difflib.get_close_matches(name, hints, 1) if name not in hints else []
+            hint = f"did you mean {near[0]}?" if near else f"write key=value with one of the keys {', '.join(keys)}"
+            raise ValueError(f"cannot use {change!r}: {hint}")
         if inner:
             values[name] = {**values.get(name, getattr(config, name)), inner: read_value(key, float, text)}
         elif key == "method" and ":" in text:
@@ -248,6 +263,18 @@ def override(config: Configuration, changes: Iterable[str]) -> Configuration:
     if values.get("method", getattr(config, "method", None)) != getattr(config, "method", None):
         values.setdefault("level", None)  # a level means another thing for another method
     return replace(config, **values)  # type: ignore[type-var]
+
+
+def _is(kind: Any, value: Any) -> bool:
+    """Whether a value that JSON gave is of a field's type."""
+    origin, options = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is(option, value) for option in options)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is(options[0], one) for one in value)
+    if kind in (int, float):
+        return isinstance(value, int | kind) and not isinstance(value, bool)
+    return isinstance(value, origin or kind)
 
 
 def read_value(name: str, kind: Any, text: str) -> Any:

@@ -375,7 +375,7 @@ class Run:
                 method.transform(self.net, share)
 
     def _base(self) -> Optimizer:
-        recipe, parameters = self.recipe, self.net.parameters()
+        recipe, parameters = self.recipe, self._grouped()
         if recipe.optimizer == "sgd":
             return SGD(
                 parameters,
@@ -387,6 +387,14 @@ class Run:
             )
         kind = Adam if recipe.optimizer == "adam" else AdamW
         return kind(parameters, self.lr, weight_decay=recipe.weight_decay, **self._stepping)
+
+    def _grouped(self) -> list[Any]:
+        """The parameters, those without weight decay in a group of their own."""
+        parameters = list(self.net.parameters())
+        if self.recipe.decayed == "all":
+            return parameters
+        weights, others = ([p for p in parameters if (p.dim() > 1) is heavy] for heavy in (True, False))
+        return [{"params": weights}, {"params": others, "weight_decay": 0.0}]
 
     @property
     def _stepping(self) -> dict[str, Any]:
