@@ -224,6 +224,14 @@ def test_a_folder_of_images_needs_a_model_for_images(model, here, monkeypatch, c
     assert recipe.name == "imgs/small-cnn"
 
 
+@pytest.mark.parametrize(("word", "what"), [("model=resnet21", "model"), ("data=nowhere", "data set")])
+def test_a_name_that_is_not_there_is_told_before_the_plan(word, what, here, capsys):
+    assert main(["train", "digits", word]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"ssgd: no {what} called {word.partition('=')[2]!r}") and "name = " not in shown
+    assert not (here / "runs").exists()
+
+
 def test_recipes_are_listed_and_shown(capsys):
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()

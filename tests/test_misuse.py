@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
 from torch.optim import LBFGS, SGD, Optimizer
 
@@ -287,11 +288,17 @@ def test_split_refuses_what_it_cannot_halve():
     for unknown in held:  # would go whole to both signs
         with pytest.raises(TypeError, match=rf"cannot halve a {type(unknown).__name__}: pass its tensors"):
             next(opt.split(x, {"beside": unknown}))
-    captions = ["one a sample"] * len(x)
-    for words in (captions, tuple(captions)):
-        with pytest.raises(TypeError, match=r"whether a list of 8 strings has one for each sample.*point.index"):
-            next(opt.split(x, {"text": words}))
+    captions, pictures = ["one a sample"] * len(x), [Image.new("L", (2, 2))] * len(x)
+    for entries in (captions, tuple(captions), pictures, tuple(pictures), list(range(8))):
+        kind = type(entries[0]).__name__
+        with pytest.raises(
+            TypeError, match=rf"a list of 8 entries of type {kind} has one for each sample.*point.index"
+        ):
+            next(opt.split(x, {"beside": entries}))
     assert same(model, before)
+    size = tuple(range(8))
+    assert next(opt.split(x, size))[1][1] == size
+    opt.zero_grad()
     assert next(opt.split(x, ["other", "words"], nn.CrossEntropyLoss(torch.ones(3))))[1][1] == ["other", "words"]
     opt.zero_grad()
     assert next(opt.split(x, "a name", 3, None, np.float32(0.5)))[1][1:] == ("a name", 3, None, np.float32(0.5))

@@ -172,6 +172,15 @@ def test_a_recipe_shows_its_fields_and_its_cost():
     assert "nesterov" not in shown
 
 
+@pytest.mark.parametrize(
+    ("method", "level", "told"), [("split", 9.0, True), ("ssgd", 1.4, False), ("sgd", None, False)]
+)
+def test_a_level_far_from_what_is_worth_trying_is_remarked_on(method, level, told):
+    shown = str(Recipe(method=method, level=level))
+    assert ("\n# split at 9 may well learn nothing: worth trying are 0 to 0.6" in shown) == told
+    assert ("learn nothing" in shown) == told
+
+
 def test_the_rate_grows_with_the_batch_where_it_is_meant_for_another():
     assert [phase.lr for phase in Recipe(lr_for_batch=256, batch=1024).schedule.phases] == [0.4, 0.04, 0.004]
 

@@ -31,10 +31,11 @@ def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]]:
     for leaf in pytree.tree_leaves(batch):
         _check_leaf(leaf)
     size = batch_size(batch)
-    if any(len(words) == size for words in pytree.tree_leaves(batch, is_leaf=_are_words) if _are_words(words)):
+    lists = [part for part in pytree.tree_leaves(batch, is_leaf=_is_list) if _is_list(part)]
+    if kinds := [type(part[0]).__name__ for part in lists if len(part) == size]:
         raise TypeError(
-            f"split() cannot tell whether a list of {size} strings has one for each sample: leave it out, and take "
-            "the first or the last of them by point.index"
+            f"split() cannot tell whether a list of {size} entries of type {kinds[0]} has one for each sample: leave "
+            "it out, and take the first or the last of them by point.index"
         )
     if size < 2:
         raise ValueError("split() needs at least two samples, one for each sign; drop the last batch or use points()")
@@ -61,8 +62,12 @@ def _check_leaf(leaf: Any) -> None:
         )
 
 
-def _are_words(part: Any) -> bool:
-    return isinstance(part, list | tuple) and bool(part) and all(isinstance(word, str | bytes) for word in part)
+def _is_list(part: Any) -> bool:
+    """Of entries that are no tensors: strings, lengths, images not turned into tensors. (32, 32) is a size."""
+    if not isinstance(part, list | tuple) or not part:
+        return False
+    others = (Tensor, list, tuple, dict, type(None)) + ((int, float) if isinstance(part, tuple) else ())
+    return not any(isinstance(entry, others) for entry in part)
 
 
 def _known(batch: Any) -> Any:

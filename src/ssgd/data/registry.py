@@ -104,14 +104,7 @@ def load(
         if held_out:
             images = images.held_out(held_out)
         return DeviceImages(images.limited(train_limit, test_limit), device, dtype, augment)
-    places = Path(name).expanduser(), data_folder(folder) / name
-    root = next((root for root in places if root.is_dir()), None)
-    if root is None:
-        raise ValueError(
-            f"no data set called {name!r}: use {', '.join(NAMES)}, or the path of a folder with train/ and val/, with"
-            " three text files, for train, valid and test, or with lists of recordings; there is no folder"
-            f" {' or '.join(str(place.absolute()) for place in places)}"
-        )
+    root = _root(name, folder)
     on_gpu = torch.device(device).type == "cuda"  # elsewhere worker processes cut images as fast
     return (FolderInMemory if on_gpu and fits(root, image_size) else Folder)(
         root,
@@ -124,6 +117,23 @@ def load(
         test_limit=test_limit,
         held_out=held_out,
         bad=bad,
+    )
+
+
+def check_name(name: str, folder: str | Path | None = None) -> None:
+    if name not in NAMES:
+        _root(name, folder)
+
+
+def _root(name: str, folder: str | Path | None) -> Path:
+    places = Path(name).expanduser(), data_folder(folder) / name
+    for place in places:
+        if place.is_dir():
+            return place
+    raise ValueError(
+        f"no data set called {name!r}: use {', '.join(NAMES)}, or the path of a folder with train/ and val/, with"
+        " three text files, for train, valid and test, or with lists of recordings; there is no folder"
+        f" {' or '.join(str(place.absolute()) for place in places)}"
     )
 
 

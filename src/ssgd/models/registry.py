@@ -39,13 +39,15 @@ def build(name: str, classes: int, channels: int = 3) -> nn.Module:
 
     ``"package.module:function"`` is a model of your own: ``function(classes)``, which has to know its channels itself.
     """
-    if ":" in name:
-        return _own(name, classes)
-    if name not in MODELS:
+    check_name(name)
+    return _own(name, classes) if ":" in name else MODELS[name].make(classes, channels=channels)
+
+
+def check_name(name: str) -> None:
+    if ":" not in name and name not in MODELS:
         raise ValueError(
             f"no model called {name!r}: use one of {', '.join(MODELS)}, or 'package.module:function' for your own"
         )
-    return MODELS[name].make(classes, channels=channels)
 
 
 def _own(name: str, classes: int) -> nn.Module:

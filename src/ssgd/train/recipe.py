@@ -231,7 +231,13 @@ class Recipe:
         lines = [f"{key} = {value!r}" for key, value in told.items()]
         length = "1 epoch that costs" if schedule.epochs == 1 else f"{schedule.epochs} epochs that cost"
         cost = f"{length} as much as {schedule.passes:g} of plain SGD"
-        return "\n".join([*lines, f"# {schedule}", f"# {cost}"])
+        return "\n".join([*lines, f"# {schedule}", f"# {cost}", *self._remarks()])
+
+    def _remarks(self) -> Iterable[str]:
+        settings = registry.get(self.method).settings
+        if settings and self.level is not None and self.level > 2 * settings[0].high:
+            low, high = settings[0].low, settings[0].high
+            yield f"# {self.method} at {self.level:g} may well learn nothing: worth trying are {low:g} to {high:g}"
 
 
 MAIN = ("name", "model", "data", "method", "level", "phases", "lr", "weight_decay", "batch", "seeds")

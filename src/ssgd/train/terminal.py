@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, stdev
 
 from ..columns import in_columns
+from ..data import registry as data
 from ..files import DiskProblem
+from ..models import registry as models
 from .engine import TIME_IS_UP, Stopped, compare
 from .execution import Execution
 from .job import Job
@@ -28,6 +30,9 @@ def show(recipes: Recipe | Sequence[Recipe], execution: Execution) -> int:
             f"phases={recipes[0].phases} marks with S what the method trains, and method=sgd is plain SGD: "
             "give another, such as method=ssgd:0.25"
         )
+    for recipe in recipes:
+        models.check_name(recipe.model)
+        data.check_name(recipe.data, execution.folder)
     for recipe in recipes if speaks() else ():
         print(recipe, file=sys.stderr)
     jobs = compare(recipes, execution)
