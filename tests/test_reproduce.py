@@ -17,7 +17,6 @@ from ssgd.analysis.spectrum import Spectrum
 from ssgd.analysis.surface import Surface
 from ssgd.cli.main import main
 from ssgd.recipes import RECIPES, beyond, get, price, table2
-from ssgd.recipes.digits import digits
 from ssgd.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan, wording
 from ssgd.reproduce.branch import branch
 from ssgd.reproduce.experiment import Picture
@@ -30,17 +29,11 @@ from ssgd.train.engine import Stopped
 from ssgd.train.execution import settled
 from ssgd.train.rundir import RunDir
 
+from .tiny_experiments import made_of, tiny
+
 COMMITTED = Path(__file__).parent.parent / "results"
 NEEDED = {"experiment", "model", "data", "method", "mode", "level", "law", "phases", "weight_decay", "seed", "epochs"}
 NEEDED |= {"passes", "seconds", "scale", "device", "versions", "commit", "recipe", "curve"}
-
-
-def tiny(name="one", **changes):
-    return replace(digits(), name=f"test/{name}", phases="1", lr=(0.1,), train_limit=100, test_limit=50, **changes)
-
-
-def made_of(*recipes, **more):
-    return Experiment("test", "a test", "tiny runs", lambda scale: list(recipes), **more)
 
 
 def row_of(recipe, seed=0, **more):

@@ -1,6 +1,7 @@
-"""Reproduce a table or figure of the paper, or one of our own questions; without a name, list them.
+"""Reproduce tables and figures of the paper, or questions of our own; without a name, list them.
 
-Runs that have a row in the results are not made again, and what was cut goes on.
+Runs that have a row in the results are not made again, and what was cut goes on. Those of several names go side by
+side on a GPU, and what two of them need is trained once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ..train.terminal import ended
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="such as table2, fig3 or price")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="such as table2, fig3 or price; one or several")
     parser.add_argument(
         "--scale",
         choices=("smoke", "small", "paper"),
@@ -54,24 +55,27 @@ def work(options: argparse.Namespace) -> int:
     if options.limit is not None:
         check_count("limit", options.limit)
     results = reproduce.Results(options.results)
-    if options.name is None:
+    if not options.names:
         print(wording.listing(options.scale, results, options.out))
         return 0
-    experiment = reproduce.get(options.name)
+    experiments = [reproduce.get(name) for name in dict.fromkeys(options.names)]
     same = ("out", "folder", "device", "at_once", "deterministic", "minutes")
     execution = Execution(**{name: getattr(options, name) for name in same}, progress=True)
     chosen = {"seeds": options.seeds, "only": options.only}
-    plan = reproduce.plan(experiment, options.scale, results, options.out, **chosen)
+    plans = reproduce.plans(experiments, options.scale, results, options.out, **chosen)
+    several = len(plans) > 1
     if speaks():
-        print(wording.of_plan(plan, results, execution, options.limit), flush=True)
-        if options.plan and plan.to_do:
-            print(wording.to_do(plan, options.limit))
+        told = [wording.of_plan(plan, results, execution, None if several else options.limit) for plan in plans]
+        told += [wording.in_all(plans, results, execution, options.limit)] if several else []
+        print("\n\n".join(told), flush=True)
+        if options.plan and any(plan.to_do for plan in plans):
+            print(wording.to_do(plans, options.limit))
     if options.plan:
         return 0
-    failures = reproduce.carry_out(plan, execution, results, limit=options.limit, on=options.on)
+    failures = reproduce.carry_out(plans, execution, results, limit=options.limit, on=options.on)
     if speaks():
-        after = reproduce.plan(experiment, options.scale, results, options.out, **chosen)
-        print(wording.outcome(after, results))
+        after = reproduce.plans(experiments, options.scale, results, options.out, **chosen)
+        print("\n\n".join(wording.outcome(plan, results) for plan in after))
     for name, sentence in failures.items():
         print(f"{name} failed: {sentence}", file=sys.stderr)
     return int(bool(failures))

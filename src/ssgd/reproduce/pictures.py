@@ -20,7 +20,8 @@ SIZES: dict[
 def draw(plan: Plan, execution: Execution) -> None:
     """Computes the pictures that are missing, once all runs they are of are there."""
     picture = plan.experiment.picture
-    if picture is None or not plan.pictures:
+    paths = {label: path for label, path in plan.pictures.items() if not path.with_name(f"{path.name}.npz").exists()}
+    if picture is None or not paths:
         return
     places = {run.label: run.folder for run in plan.runs if run.seed == plan.pictured}
     if any(label not in places or not (places[label] / "weights.safetensors").exists() for label in picture.of):
@@ -28,10 +29,10 @@ def draw(plan: Plan, execution: Execution) -> None:
     solutions = {label: solution(places[label]) for label in picture.of}
     points, beyond = SIZES[picture.kind]["smoke" if plan.scale == "smoke" else "paper"]
     if picture.kind == "spectrum":
-        for label, path in plan.pictures.items():
+        for label, path in paths.items():
             _spectrum(solutions[label], execution, picture.samples, points, int(beyond), path)
         return
-    (path,) = plan.pictures.values()
+    (path,) = paths.values()
     names = list(picture.of.values())
     _surface(list(solutions.values()), names, execution, picture.samples, points, beyond, path)
 

@@ -54,6 +54,11 @@ class Planned:
         return f"{self.recipe.name}/seed-{self.seed}"
 
     @property
+    def training(self) -> tuple[str, str, int]:
+        """What it is, whatever it is called."""
+        return identity(self.recipe), self.recipe.precision, self.seed
+
+    @property
     def label(self) -> str:
         """The last part of the recipe's name."""
         return self.recipe.name.rpartition("/")[2]
@@ -104,8 +109,55 @@ def plan(
     A run is done when any row of the results is of the same training and seed. Where a picture is still to be made
     from its weights, they must lie below ``out`` too. ``only``: a pattern, or several, for names of runs.
     """
+    return plans([experiment], scale, results, out, seeds=seeds, only=only)[0]
+
+
+def plans(
+    experiments: Sequence[Experiment],
+    scale: str,
+    results: Results,
+    out: str | Path = Execution.out,
+    *,
+    seeds: Sequence[int] | None = None,
+    only: str | Sequence[str] | None = None,
+) -> list[Plan]:
+    """Of several experiments those that have such runs. Every pattern must be in the name of one."""
     check_choice("scale", scale, SCALES)
-    patterns = [f"*{pattern}*" for pattern in ([only] if isinstance(only, str) else only or [""])]
+    patterns = [only] if isinstance(only, str) else only or [""]
+    found = [_plan(experiment, scale, results, out, seeds, patterns) for experiment in experiments]
+    for pattern in patterns:
+        if not any(pattern in used for _, used in found):
+            told = f"no run of {' or '.join(one.name for one in experiments)} has {pattern!r} in its name"
+            example = f"{experiments[0].recipes(scale)[0].name}/seed-{experiments[0].recipes(scale)[0].seeds[0]}"
+            raise ValueError(f"{told}, such as {example}: see --plan")
+    return [plan for plan, _ in found if plan.runs]
+
+
+def missing(plans: Sequence[Plan]) -> dict[str, tuple[Plan, Planned]]:
+    """What is to do for all of them, by name, each training once: for one that needs its curve or its weights, if any.
+
+    What begins where another ends is no other's.
+    """
+    found: dict[str, tuple[Plan, Planned]] = {}
+    known: set[tuple[str, str, int]] = set()
+    for plan in sorted(plans, key=lambda plan: not (plan.experiment.curves or plan.pictures)):
+        for run in plan.to_do:
+            if run.name in found or (run.training in known and not plan.experiment.stem):
+                continue
+            found[run.name] = plan, run
+            known |= set() if plan.experiment.stem else {run.training}
+    return found
+
+
+def _plan(
+    experiment: Experiment,
+    scale: str,
+    results: Results,
+    out: str | Path,
+    seeds: Sequence[int] | None,
+    patterns: Sequence[str],
+) -> tuple[Plan, set[str]]:
+    """And the patterns that are in the name of a run."""
     pictures, pictured = _pictures(experiment, scale, results.folder), experiment.recipes(scale)[0].seeds[0]
     found: dict[tuple[str, str, int], Planned] = {}
     used: set[str] = set()
@@ -117,14 +169,10 @@ def plan(
         without_weights = needed and not _weights(folder) and row is not None and "diverged" not in row
         begun = _epochs_behind(folder) if row is None else 0
         run = Planned(recipe, row, folder, row is None or without_weights, begun)
-        if any(fits := [fnmatchcase(run.name, pattern) for pattern in patterns]):
-            found.setdefault((identity(recipe), recipe.precision, seed), run)
-            used |= {pattern for pattern, fit in zip(patterns, fits, strict=True) if fit}
-    for pattern in patterns:
-        if pattern not in used:
-            told = f"no run of {experiment.name} has {pattern[1:-1]!r} in its name"
-            raise ValueError(f"{told}, such as {run.name}: see --plan")
-    return Plan(experiment, scale, tuple(found.values()), pictures, pictured)
+        if fits := {pattern for pattern in patterns if fnmatchcase(run.name, f"*{pattern}*")}:
+            found.setdefault(run.training, run)
+            used |= fits
+    return Plan(experiment, scale, tuple(found.values()), pictures, pictured), used
 
 
 def expected_seconds(runs: Iterable[Planned], rows: Iterable[Row], device: str, at_once: int) -> tuple[float, set[str]]:

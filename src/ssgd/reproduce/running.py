@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from ..core.checks import check_count
@@ -17,7 +18,7 @@ from ..train.rundir import RunDir
 from ..train.terminal import explained, speaks
 from .branch import branch
 from .pictures import draw
-from .planning import Plan, Planned, device_name, longest_first
+from .planning import Plan, Planned, device_name, longest_first, missing
 from .rows import Results
 
 Ended = dict[str, Any]  # name, at_once, and either result or failure, then divergence too if it was that
@@ -25,11 +26,12 @@ Over = Callable[[Ended], None]
 
 
 def carry_out(
-    plan: Plan, execution: Execution, results: Results, *, limit: int | None = None, on: str = "here"
+    plans: Plan | Sequence[Plan], execution: Execution, results: Results, *, limit: int | None = None, on: str = "here"
 ) -> dict[str, str]:
     """Runs what is missing, at most ``limit`` runs. Returns what went wrong, by the name of the run.
 
-    A run that fails does so alone. Called again, it goes on where it was cut. Side by side the longest begin first.
+    Runs of several plans go side by side, each training once. A run that fails does so alone. Called again, it goes on
+    where it was cut. Side by side the longest begin first.
     ``execution.minutes`` are those of all of it.
     """
     if limit is not None:
@@ -39,10 +41,11 @@ def carry_out(
     began = time.monotonic()
     results.check_place()
     failures: dict[str, str] = {}
-    runs: Sequence[Planned] = plan.to_do[:limit]
+    plans = [plans] if isinstance(plans, Plan) else plans
+    chosen = dict(islice(missing(plans).items(), limit))
     if on == "ray" or (execution.kind == "cuda" and "RANK" not in os.environ):
-        runs = longest_first(runs, results.rows, device_name(execution))
-    chosen = {run.name: run for run in runs}
+        order = longest_first([run for _, run in chosen.values()], results.rows, device_name(execution))
+        chosen = {run.name: chosen[run.name] for run in order}
 
     def over(ended: Ended) -> None:
         if "failure" in ended:
@@ -50,21 +53,22 @@ def carry_out(
         found = ended.get("result") or ended.get("divergence")
         if found is None:
             return
-        run = chosen[ended["name"]]
+        plan, run = chosen[ended["name"]]
         row = {**found, "scale": plan.scale, "at_once": ended["at_once"]}
         with results.alone():
             if results.find(run.recipe, run.seed, plan.experiment.curves) is None or not results.has(row):
                 results.append(plan.experiment.name, row)
 
-    for stem, recipes in _stages(plan, [run.recipe for run in chosen.values()], execution):
+    for stem, recipes in _stages(list(chosen.values()), execution):
         if on == "ray":
             from .on_ray import train_on_ray
 
             train_on_ray(recipes, stem, execution, over)
         else:
             train_here(recipes, stem, execution, over, began)
-    if plan.pictures and "RANK" not in os.environ:  # one process makes a picture: the same command without torchrun
-        draw(plan, _what_is_left(execution, began))
+    for plan in plans:
+        if plan.pictures and "RANK" not in os.environ:  # one process makes them: the same command without torchrun
+            draw(plan, _what_is_left(execution, began))
     return failures
 
 
@@ -103,21 +107,23 @@ def _what_is_left(execution: Execution, began: float | None) -> Execution:
 
 
 def _stages(
-    plan: Plan, recipes: Sequence[Recipe], execution: Execution
+    chosen: Sequence[tuple[Plan, Planned]], execution: Execution
 ) -> Iterator[tuple[Recipe | None, list[Recipe]]]:
     """What can be trained together, with what it goes on from; each to be trained before the next is asked for."""
-    stems = {recipe.name: recipe for recipe in plan.experiment.recipes(plan.scale)}
     first: list[Recipe] = []
     after: dict[str, list[Recipe]] = {}
-    for recipe in recipes:
-        stem = f"{recipe.name.rpartition('/')[0]}/{plan.experiment.stem}"
-        (after.setdefault(stem, []) if stem in stems and stem != recipe.name else first).append(recipe)
+    stems: dict[str, Recipe] = {}
+    needed: set[str] = set()  # where solutions must lie in one valley, for a picture; others may begin at the start
+    for plan, run in chosen:
+        stem = f"{run.recipe.name.rpartition('/')[0]}/{plan.experiment.stem}"
+        stems |= {recipe.name: recipe for recipe in plan.experiment.recipes(plan.scale) if recipe.name == stem}
+        (after.setdefault(stem, []) if stem in stems and stem != run.recipe.name else first).append(run.recipe)
+        needed |= {stem} if plan.experiment.picture is not None else set()
     if first:
         yield None, first
     for stem, those in after.items():
         begun = all(_trained(replace(stems[stem], seeds=seeds), execution) for seeds in {one.seeds for one in those})
-        needed = plan.experiment.picture is not None  # of solutions in one valley; others may begin at the start
-        yield stems[stem] if begun or needed else None, those
+        yield stems[stem] if begun or stem in needed else None, those
 
 
 def _trained(recipe: Recipe, execution: Execution) -> bool:

@@ -11,7 +11,7 @@ from ..train.execution import Execution
 from ..train.kinds import figure
 from .catalogue import EXPERIMENTS
 from .experiment import Experiment
-from .planning import Plan, Planned, device_name, expected_seconds, plan
+from .planning import Plan, Planned, device_name, expected_seconds, missing, plan
 from .rows import Results
 
 
@@ -48,10 +48,22 @@ def of_plan(plan: Plan, results: Results, execution: Execution, limit: int | Non
     return "\n".join(lines)
 
 
-def to_do(plan: Plan, limit: int | None = None) -> str:
+def in_all(plans: Sequence[Plan], results: Results, execution: Execution, limit: int | None = None) -> str:
+    """What several plans have to do together."""
+    runs = [run for _, run in missing(plans).values()]
+    line = f"in all: {len(runs)} to do, each training once"
+    if limit is not None and limit < len(runs):
+        runs = runs[:limit]
+        line += f", {limit} of them now"
+    if not runs:
+        return line
+    return f"{line}\ncost: {_cost(runs)}\nexpected time: {_time(runs, results, execution)}"
+
+
+def to_do(plans: Sequence[Plan], limit: int | None = None) -> str:
     """The missing runs by recipe, for ``--only`` to choose from."""
     rows: list[tuple[str, ...]] = [("to do", "seeds", "passes each")]
-    runs = plan.to_do[:limit]
+    runs = [run for _, run in missing(plans).values()][:limit]
     for name in dict.fromkeys(run.recipe.name for run in runs):
         mine = [run for run in runs if run.recipe.name == name]
         passes = dict.fromkeys(f"{run.left:g}" for run in mine)

@@ -1,0 +1,124 @@
+"""Several experiments at once: all that is missing, each training once."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ssgd.cli.main import main
+from ssgd.recipes.table2 import table2
+from ssgd.reproduce import EXPERIMENTS, Experiment, Picture, Results, carry_out, plans
+from ssgd.reproduce.planning import missing
+from ssgd.reproduce.scales import smoke
+from ssgd.train import Execution
+
+from .tiny_experiments import made_of, tiny
+
+A, B, C = (tiny(name, weight_decay=decay) for name, decay in (("a", 1e-4), ("b", 2e-4), ("c", 3e-4)))
+SAME_AS_A = replace(A, name="test/same-as-a")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Execution(device="cpu", progress=False)
+
+
+def counted(folder="results"):
+    return {path.stem: len(path.read_text().splitlines()) for path in Path(folder).glob("*.jsonl")}
+
+
+def test_what_two_need_is_trained_once_and_counts_for_both(here):
+    results = Results("results")
+    experiments = [made_of(A, B, name="first"), made_of(SAME_AS_A, C, name="second")]
+    found = plans(experiments, "paper", results)
+    assert list(missing(found)) == [f"test/{label}/seed-0" for label in "abc"]
+    assert carry_out(found, here, results) == {}
+    assert counted() == {"first": 2, "second": 1}
+    after = plans(experiments, "paper", Results("results"))
+    assert [len(plan.runs) for plan in after] == [2, 2] and not missing(after)
+    assert carry_out(after, here, results) == {} and counted() == {"first": 2, "second": 1}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_limit_is_that_of_all(here, limit):
+    results = Results("results")
+    found = plans([made_of(A, B, name="first"), made_of(C, name="second")], "paper", results)
+    assert carry_out(found, here, results, limit=limit) == {}
+    assert sum(counted().values()) == limit
+
+
+def test_a_run_is_made_for_the_one_that_needs_its_curve(here):
+    seldom, often = replace(A, evaluate_every=5), replace(SAME_AS_A, evaluate_every=1)
+    results = Results("results")
+    found = plans([made_of(seldom, name="table"), made_of(often, name="curves", curves=True)], "paper", results)
+    assert list(missing(found)) == ["test/same-as-a/seed-0"]
+    assert carry_out(found, here, results) == {} and counted() == {"curves": 1}
+
+
+def test_a_run_is_made_for_the_one_that_draws_its_solution(here):
+    recipes = [smoke(table2("cifar100", "resnet20", level)) for level in (None, 0.5)]
+    picture = Picture("line", "drawn", {"sgd": "SGD", "ssgd-0.5": "S-SGD"})
+    line = Experiment("line", "nowhere", "two runs", lambda scale: recipes, picture)
+    results = Results("results")
+    found = plans([made_of(replace(recipes[0], name="test/same")), line], "smoke", results)
+    assert carry_out(found, here, results) == {}
+    assert counted() == {"line": 2} and Path("results/drawn/smoke/line.npz").exists()
+
+
+def test_figures_2_and_7_share_their_runs_and_each_gets_its_picture(here):
+    results = Results("results")
+    found = plans([EXPERIMENTS["fig2"], EXPERIMENTS["fig7"]], "smoke", results)
+    assert len(missing(found)) == 3
+    assert carry_out(found, here, results) == {}
+    assert sum(counted().values()) == 3
+    assert sorted(path.name for path in Path("results").rglob("*.npz")) == ["line.npz", "plane.npz"]
+    assert (here.place(found[0].runs[2].recipe, 0) / "resumed.jsonl").exists()  # it went on from the stem
+
+
+def test_a_picture_that_two_draw_is_computed_once(here, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("ssgd.reproduce.pictures._spectrum", lambda *args: (drawn.append(args[-1]), _touch(args[-1])))
+    results = Results("results")
+    found = plans([EXPERIMENTS["figA4"], EXPERIMENTS["figA6"]], "smoke", results)
+    assert carry_out(found, here, results) == {}
+    assert sorted(path.name for path in drawn) == ["sgd", "ssgd"]
+
+
+def _touch(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(f"{path.name}.npz").touch()
+
+
+def test_what_begins_at_a_stem_is_no_other_experiments(here):
+    """An equal training from the start ends elsewhere in the last bits, and lies in no valley with the others."""
+    stemmed = EXPERIMENTS["fig7"].recipes("smoke")
+    whole = replace(next(recipe for recipe in stemmed if recipe.name.endswith("sgd-f")), name="test/whole")
+    names = list(missing(plans([made_of(whole), EXPERIMENTS["fig7"]], "smoke", Results("results"))))
+    assert len(names) == 4 and "test/whole/seed-0" in names
+
+
+def test_every_pattern_must_be_of_one_and_what_has_none_is_left_out(here):
+    experiments = [made_of(A, B, name="first"), made_of(C, name="second")]
+    found = plans(experiments, "paper", Results("results"), only=["/b/", "seed-0"])
+    assert [len(plan.runs) for plan in found] == [2, 1]
+    (only,) = plans(experiments, "paper", Results("results"), only="/c/")
+    assert only.experiment.name == "second"
+    with pytest.raises(ValueError, match=r"no run of first or second has '/d/' in its name, such as test/a/seed-0"):
+        plans(experiments, "paper", Results("results"), only=["/a/", "/d/"])
+
+
+def test_the_command_takes_several_names(here, capsys):
+    words = ["reproduce", "table1", "baseline", "table1", "--scale", "smoke", "--device", "cpu"]
+    assert main([*words, "--plan"]) == 0
+    told = capsys.readouterr().out
+    apart = [len(plan.to_do) for plan in plans([EXPERIMENTS[n] for n in words[1:3]], "smoke", Results("results"))]
+    together = len(missing(plans([EXPERIMENTS[n] for n in words[1:3]], "smoke", Results("results"))))
+    assert f"in all: {together} to do, each training once\ncost: " in told and together < sum(apart)
+    assert told.count("table1 (") == 1 and not Path("runs").exists()
+    assert main([*words, "--limit", "2"]) == 0
+    told = capsys.readouterr().out
+    assert f"in all: {together} to do, each training once, 2 of them now" in told
+    assert told.count("still missing: runs:") == 2 and sum(counted().values()) == 2
+    assert main(["reproduce", "table1", "--scale", "smoke", "--device", "cpu", "--plan"]) == 0
+    assert "in all" not in capsys.readouterr().out
