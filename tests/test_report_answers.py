@@ -25,9 +25,9 @@ LINES = [
     line("sgd"),
     line("split (0.26)", 0.69),
     line("halves", 0.41),
-    line("ssgd (0.5)", 0.33, 350.0),
-    line("asam (0.5)", 1.16, 350.0),
-    line("sam (0.05)", 2.0, 350.0, count=1),
+    line("both signs (0.5)", 0.33, 350.0),
+    line("ASAM (0.5)", 1.16, 350.0),
+    line("SAM (0.05)", 2.0, 350.0, count=1),
     line("sgd", protocol="other"),
     line("split (0.26)", 1.3, protocol="other"),
 ]
@@ -57,19 +57,19 @@ def test_gains_of_the_first_protocol():
     assert gain(line("split", -0.2, count=1)) == "split −0.20 (one seed)"
     assert gains(LINES).startswith("net, data, over SGD: split (0.26) +0.69") and "other" not in gains(LINES)
     assert largest(LINES) == (
-        "net, data, the largest gain over SGD at SGD's cost split (0.26) +0.69 (+0.59 to +0.79); "
-        "at a higher cost asam (0.5) +1.16 (+1.06 to +1.26); ssgd (0.5) +0.33 (+0.23 to +0.43)"
+        "net, data, the largest gain over SGD: at SGD's cost split (0.26) +0.69 (+0.59 to +0.79); "
+        "at a higher cost ASAM (0.5) +1.16 (+1.06 to +1.26); both signs (0.5) +0.33 (+0.23 to +0.43)"
     )
     assert ranges(LINES).startswith("over SGD, by setting: split (0.26) +0.69 to +1.30; halves +0.41 to +0.41")
 
 
 def test_the_best_the_nearest_and_how_far_off():
-    tried = [line("sam (0.05)", test=68.5), line("sam (0.1)", test=68.3), line("asam (1)", test=60.0)]
-    assert best(tried) == "the best: sam (0.05), asam (1)"
+    tried = [line("SAM (0.05)", test=68.5), line("SAM (0.1)", test=68.3), line("ASAM (1)", test=60.0)]
+    assert best(tried) == "the best: SAM (0.05), ASAM (1)"
     assert nearest({"cifar10": {1e-4: -0.5, 5e-4: 0.1}}) == "nearest to the paper's: 0.0005 on cifar10 (+0.10)"
     assert off({"uniform": {0.5: 68.0, 0.9: 1.0}, "sign": {}}, {0.5: 69.5}).endswith("on average: uniform 1.50")
-    assert by_task([line("base (adam)"), line("ssgd (0.5)", -6.8), line("ssgd-half (0.5)", 1.0)]) == (
-        "ssgd over the base: net, data −6.80 (−6.90 to −6.70)"
+    assert by_task([line("base (adam)"), line("both signs (0.5)", -6.8), line("ssgd-half (0.5)", 1.0)]) == (
+        "both signs over the base: net, data −6.80 (−6.90 to −6.70)"
     )
 
 
@@ -85,5 +85,5 @@ def test_the_top_of_the_page_says_what_came_out(tmp_path):
     top, overview = page_of(tmp_path / "results", tmp_path).split("<main>")[0:2]
     assert "each counted once" in top and "What a gain costs." in top
     table = overview.partition('<h2 id="parts">')[0]
-    assert "nearest to the paper&#39;s:" in table and "ssgd over the base:" in table
+    assert "nearest to the paper&#39;s:" in table and "both signs over the base:" in table
     assert subject("Which one? Ours.") == "Which one?" and subject("Of 92.1 %. More.") == "Of 92.1 %"

@@ -24,7 +24,7 @@ def test_split_is_paired_with_the_sgd_of_its_protocol():
     runs += [of("sgd", seed, 10.0, weight_decay=1e-4) for seed in range(4)]  # another protocol
     runs += [of("sgd", seed, 10.0, phases="5-5-5") for seed in range(4)]  # the same, cut short
     base, found = split(runs).lines
-    assert (base.method, base.difference) == ("sgd", None)
+    assert (base.method, base.difference) == ("SGD", None)
     assert (found.difference.mean, found.difference.gained, found.difference.count) == (pytest.approx(1.15), 4, 4)
     assert found.passes == base.passes == 175
 
@@ -39,11 +39,11 @@ def test_price_takes_what_was_asked_on_seeds_that_tuning_has_not_seen():
     runs += [run("fig3/all/0.5", seed, test_accuracy=69.5) for seed in range(3)]
     runs += [run("fig3/all/0.9", seed, test_accuracy=65.0) for seed in range(3)]  # nobody's price
     lines = {found.method: found for found in price(runs).lines}
-    assert list(lines) == ["sgd", "sam (0.1)", "ssgd (0.5, uniform)"]
-    assert lines["sam (0.1)"].difference.mean == pytest.approx(0.65) and lines["sam (0.1)"].difference.count == 2
+    assert list(lines) == ["SGD", "SAM (0.1)", "both signs (0.5)"]
+    assert lines["SAM (0.1)"].difference.mean == pytest.approx(0.65) and lines["SAM (0.1)"].difference.count == 2
     assert not price(runs[:3]).lines and not tune(runs).lines
     held = [run("cifar100", 0, {"method": m, "held_out": 5000}, test_accuracy=66.0) for m in ("sgd", "halves")]
-    assert [found.method for found in tune(held).lines] == ["sgd", "halves"]
+    assert [found.method for found in tune(held).lines] == ["SGD", "halves without noise"]
 
 
 def test_the_prices_chart_has_gains_alone():
@@ -54,17 +54,18 @@ def test_the_prices_chart_has_gains_alone():
     runs += [of("halves", 1, 68.5), of("ssgd-0.5", 7, 69.0)]  # one seed, and none in common
     (group,) = price(runs).charts[0]["groups"]
     rows = {found["name"]: found for found in group["rows"]}
-    assert list(rows) == ["split (0.26, uniform)", "halves"]
+    assert list(rows) == ["split (0.26)", "halves without noise"]
     gain = price(runs).lines[1].difference
-    assert rows["split (0.26, uniform)"] == {
-        "name": "split (0.26, uniform)",
+    assert rows["split (0.26)"] == {
+        "name": "split (0.26)",
         "passes": 175.0,
         "mean": gain.mean,
         "low": gain.low,
         "high": gain.high,
         "seeds": 3,
     }
-    assert (rows["halves"]["low"], rows["halves"]["high"], rows["halves"]["seeds"]) == (None, None, 1)
+    halves = rows["halves without noise"]
+    assert (halves["low"], halves["high"], halves["seeds"]) == (None, None, 1)
     assert not price([of("split-0.26", 1, 68.0)]).charts
 
 
@@ -97,9 +98,14 @@ def test_what_the_noise_of_split_brings_is_its_difference_to_the_halves():
     runs += [of(label, seed, 68.9) for label in ("split-0.26", "ssgd-0.5", late) for seed in (1, 2, 3)]
     lines = {found.method: found.noise for found in price(runs).lines}
     told = [name for name, noise in lines.items() if noise]
-    assert told == ["split (0.26, uniform)"]  # what is halved from epoch 76 on has no such control
+    assert told == ["split (0.26)"]  # what is halved from epoch 76 on has no such control
     assert (lines[told[0]].count, lines[told[0]].mean) == (2, pytest.approx(0.65))
     assert price(runs).noise and not price([found for found in runs if found.method != "halves"]).noise
+
+
+def test_a_law_is_named_where_it_is_not_the_papers():
+    runs = [run("cifar100", 1, {"method": "split", "level": 0.26, "law": law}) for law in ("uniform", "sphere")]
+    assert [found.method for found in split(runs).lines] == ["split (0.26)", "split (0.26, sphere)"]
 
 
 def test_price_leaves_out_other_protocols_than_its_own():
@@ -108,17 +114,20 @@ def test_price_leaves_out_other_protocols_than_its_own():
 
     runs = of("price/cifar10/resnet20/ssgd-0.5", "price/cifar10/resnet20/sgd")
     large = of("fig5/sgd/1024", "fig5/ssgd/1024", "fig5/sgd/4096", "fig5/ssgd/4096")
-    assert [found.method for found in price(runs).lines] == ["sgd", "ssgd (0.5, uniform)"]
+    assert [found.method for found in price(runs).lines] == ["SGD", "both signs (0.5)"]
     assert price([*runs, *large]) == price(runs)
     table1 = of("table1/cifar10/75-25S-25S", "table1/cifar10/75-50-25S")  # the same protocol
-    told = ["ssgd (0.5, uniform), 75-25S-25S", "ssgd (0.5, uniform), 75-50-25S"]
+    told = ["both signs (0.5), 75-25S-25S", "both signs (0.5), 75-50-25S"]
     assert [found.method for found in price([*runs, *large, *table1]).lines][2:] == told
 
 
 def test_what_has_noise_in_some_layers_alone_says_so():
     noise = {"held_out": 5000, "method": "ssgd", "level": 0.5}
     runs = [run("cifar100", 1, {**noise, "perturb": perturb}) for perturb in ("conv", "all")]
-    assert [found.method for found in tune(runs).lines] == ["ssgd (0.5, uniform, conv only)", "ssgd (0.5, uniform)"]
+    assert [found.method for found in tune(runs).lines] == [
+        "both signs (0.5, conv only)",
+        "both signs (0.5)",
+    ]
 
 
 def test_a_setting_has_the_gains_of_its_own_sgd():
@@ -153,9 +162,9 @@ def test_sgd_with_a_phase_of_another_method_is_no_base():
     phases = "75-50(split:0.15)-50"
     runs = [run("cifar100", 1, {"held_out": 5000, **c}) for c in ({}, {"phases": phases}, {"method": "halves"})]
     assert [(found.method, found.difference is None) for found in tune(runs).lines] == [
-        ("sgd", True),
-        (f"sgd, {phases}", False),
-        ("halves", False),
+        ("SGD", True),
+        (f"SGD, {phases}", False),
+        ("halves without noise", False),
     ]
     assert not tune(runs[:1]).lines and tune(runs).about.endswith("tried on training images held out.")
 
@@ -195,11 +204,13 @@ BEYOND = [
 def test_beyond_pairs_each_task_with_its_own_base():
     lines = {(found.protocol, found.method): found for found in beyond(BEYOND).lines}
     words, images = "an4, WER, %", "tiny-imagenet10, accuracy, %"
-    noisy = [f"{label} ({level}, uniform)" for label, level in (("ssgd", 0.5), ("split", 0.25), ("ssgd-half", 0.5))]
+    noisy = [
+        f"{name} ({level})" for name, level in (("both signs", 0.5), ("split", 0.25), ("both signs, ½ epochs", 0.5))
+    ]
     assert list(lines) == [
         *((words, method) for method in ("base (adam)", *noisy)),
         (images, "base (sgd)"),
-        (images, "split (0.25, uniform)"),
+        (images, "split (0.25)"),
     ]
     assert [lines[words, method].passes for method in ("base (adam)", *noisy)] == [45, 90, 45, 46]
     fewer, more = lines[words, noisy[1]].difference, lines[images, noisy[1]].difference
@@ -210,7 +221,7 @@ def test_beyond_pairs_each_task_with_its_own_base():
 
 def test_beyond_draws_what_is_better_upwards():
     (drawn,) = beyond(BEYOND).charts
-    assert drawn["names"] == ["ssgd", "split", "ssgd-half", "one-sided", "base-2x"]
+    assert drawn["names"] == ["both signs", "split", "both signs, ½ epochs", "one-sided", "base, 2× epochs"]
     points = {series["name"]: series["points"] for series in drawn["series"]}
     assert [point[:2] for point in points["an4"]] == [[0, 10.0], [1, 11.667], [2, 5.0]]
     assert [len(point) for point in points["an4"]] == [2, 3, 2]  # one seed has no interval
@@ -223,8 +234,8 @@ def test_beyond_counts_a_seed_once_and_keeps_levels_apart():
     other = run("beyond/an4/split", 1, {"level": 0.1}, test_wer=12.0)
     found = [line for line in beyond([*BEYOND, again, other]).lines if line.method.startswith("split (")][:2]
     assert [(line.method, line.test.count) for line in found] == [
-        ("split (0.25, uniform)", 3),
-        ("split (0.1, uniform)", 1),
+        ("split (0.25)", 3),
+        ("split (0.1)", 1),
     ]
     assert found[0].test.mean == pytest.approx(53 / 3)
 
@@ -236,12 +247,13 @@ def test_beyond_pairs_runs_of_another_length_with_their_own_base():
     old += [run("beyond/an4/base-2x", 1, test_wer=18.5)]
     question = beyond([*old, *BEYOND])
     lines = {found.method: found for found in question.lines if found.protocol.startswith("an4")}
-    long, short = "split (0.25, uniform, 60 epochs)", "split (0.25, uniform, 45 epochs)"
+    long, short = "split (0.25, 60 epochs)", "split (0.25, 45 epochs)"
     assert {"base (adam, 60 epochs)", "base (adam, 45 epochs)", long, short} <= lines.keys()
     assert lines[long].difference.mean == pytest.approx(-1.0)
     assert lines[short].difference.mean == pytest.approx(-7 / 3)
-    assert lines["ssgd-half (0.5, uniform)"].difference.mean == pytest.approx(-1.0)
-    assert lines["base-2x (adam)"].difference.mean == pytest.approx(-1.5) and lines["base-2x (adam)"].passes == 90
+    assert lines["both signs, ½ epochs (0.5)"].difference.mean == pytest.approx(-1.0)
+    longer = lines["base, 2× epochs (adam)"]
+    assert longer.difference.mean == pytest.approx(-1.5) and longer.passes == 90
     points = {series["name"]: series["points"] for series in question.charts[0]["series"]}
     most = [[0, 10.0], [1, 11.667], [2, 5.0], [4, 7.5]]  # those of most seeds
     assert [point[:2] for point in points["an4"]] == most

@@ -7,6 +7,7 @@ from ssgd.report.questions import questions
 
 PARTS = parts()
 NO_PAPER_CURVE = ("fig6", "figA4", "figA5", "figA6")  # not in the paper's source
+TEXTS = ("name", "told")
 BLANK = """(() => { const c = document.querySelector('canvas'); const d = c.getContext('2d')
   .getImageData(0, 0, c.width, c.height).data; return !d.some(v => v !== 0); })()"""
 
@@ -89,6 +90,14 @@ def test_the_price_has_a_row_for_each_gain(width, browser, made_up):
     left, right = browser.ask(f"{sides}(document.querySelector('#price .plot > svg'))")
     placed = browser.ask(f"[...document.querySelectorAll('#price .plot > svg :is(.name, .ours)')].map({sides})")
     assert all(left <= begin < end <= right for begin, end in placed)
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_names_in_the_price_keep_clear_of_the_numbers(width, browser, page):
+    browser.open(page, width=width)
+    edges = [f"[...document.querySelectorAll('#price .plot .{c}')].map(t => t.getBoundingClientRect())" for c in TEXTS]
+    gaps = browser.ask(f"(([names, told]) => names.map((box, i) => told[i].left - box.right))([{', '.join(edges)}])")
+    assert gaps and min(gaps) > 0
 
 
 def test_every_task_beyond_cifar_has_a_mark_at_each_method(browser, made_up):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .cells import NOT_RUN, Outcome, tally
-from .wording import signed
+from .wording import NAMES, signed
 
 if TYPE_CHECKING:
     from .questions import Line
@@ -54,8 +54,10 @@ def largest(lines: Sequence[Line]) -> str:
     said = [
         f"at {cost} {gain(max(of, key=_mean))}" for cost, of in (("SGD's cost", cheap), ("a higher cost", dear)) if of
     ]
-    said += [gain(line) for line in dear if line.method.startswith("ssgd (") and line is not max(dear, key=_mean)]
-    return f"{mine[0].protocol}, the largest gain over SGD {'; '.join(said)}" if said else ""
+    said += [
+        gain(line) for line in dear if line.method.startswith(f"{NAMES['ssgd']} (") and line is not max(dear, key=_mean)
+    ]
+    return f"{mine[0].protocol}, the largest gain over SGD: {'; '.join(said)}" if said else ""
 
 
 def ranges(lines: Sequence[Line]) -> str:
@@ -75,7 +77,7 @@ def best(lines: Sequence[Line]) -> str:
     return f"the best: {', '.join(line.method for line in found.values())}" if found else ""
 
 
-def by_task(lines: Sequence[Line], name: str = "ssgd") -> str:
+def by_task(lines: Sequence[Line], name: str = NAMES["ssgd"]) -> str:
     """One method beside the base, task by task."""
     mine = [line for line in lines if line.difference and line.method.startswith(f"{name} (")]
     said = [f"{line.protocol} {gain(line).removeprefix(line.method + ' ')}" for line in mine]

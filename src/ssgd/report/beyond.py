@@ -8,12 +8,20 @@ from typing import Any
 
 from .answers import by_task
 from .charts import Chart, chart, curve
+from .paper import LAW
 from .questions import Line, Question, by_variant, figures, lost, passes
 from .runs import Run, is_number
 from .statistics import paired, sample
+from .wording import NAMES
 
 BASE = "base"
-OTHERS = ("ssgd", "split", "ssgd-half", "one-sided", "base-2x")
+OTHERS = {  # the label in a run's name, and what readers are told
+    "ssgd": NAMES["ssgd"],
+    "split": "split",
+    "ssgd-half": f"{NAMES['ssgd']}, ½ epochs",
+    "one-sided": "one-sided",
+    "base-2x": "base, 2× epochs",
+}
 FIGURES = {"test_perplexity": "perplexity", "test_wer": "WER, %", "test_accuracy": "accuracy, %"}
 FALLING = ("test_perplexity", "test_wer")  # less is better
 
@@ -34,13 +42,13 @@ def beyond(runs: list[Run]) -> Question:
             series += [curve(task, points, False, len(series), loose=True)] if points else []
     about = (
         "Words, speech and ten classes of Tiny ImageNet: does S-SGD hold there, at the same epochs and at the same "
-        "cost? base is SGD or Adam alone; ssgd takes both signs in as many epochs, at twice the cost; split a sign on "
-        "each half of the batch, and ssgd-half both signs in half the epochs, at the base's cost; one-sided is "
-        "split's noise with one sign for the whole batch, at that cost too; base-2x is the base in twice the epochs, "
-        "at ssgd's cost. Of words the first 29 of 55 epochs (small: 30 of 50) are SGD's for all, and the rest alone is "
-        "doubled in cost or halved. Of perplexity and word errors (WER) less is better, of accuracy more: a seed has "
-        "gained where it is better than the base's. Drawn are gains, upwards where better, with 95 % intervals from "
-        "three seeds on."
+        "cost? The base is SGD or Adam alone. Both signs in as many epochs come at twice its cost; split, a sign on "
+        "each half of the batch, and both signs in half the epochs at the base's; one-sided is split's noise with one "
+        "sign for the whole batch, at that cost too; the base in twice the epochs costs what both signs do. Of words "
+        "the first 29 of 55 epochs (small: 30 of 50) are SGD's for all, and the rest alone is doubled in cost or "
+        "halved. Of perplexity and word errors (WER) less is better, of accuracy more: a seed has gained where it is "
+        "better than the base's. Levels are of uniform noise. Drawn are gains, upwards where better, with 95 % "
+        "intervals from three seeds on."
     )
     drawn = [drawing(series)] if series else []
     return Question(
@@ -87,7 +95,8 @@ def gains(found: Named, metric: str) -> list[tuple[float, ...]]:
     """
     most = {label: line for label, line in sorted(found, key=lambda one: one[1].test.count)}
     unit = (-most[BASE].test.mean if metric in FALLING else most[BASE].test.mean) / 100 if BASE in most else 0.0
-    pairs = [(OTHERS.index(label), line.difference) for label, line in most.items() if line.difference and unit]
+    places = {label: place for place, label in enumerate(OTHERS)}
+    pairs = [(places[label], line.difference) for label, line in most.items() if line.difference and unit]
     return [
         (place, d.mean / unit, *([abs((d.high - d.low) / 2 / unit)] if d.count > 2 else []))
         for place, d in sorted(pairs, key=lambda pair: pair[0])
@@ -95,7 +104,9 @@ def gains(found: Named, metric: str) -> list[tuple[float, ...]]:
 
 
 def drawing(series: list[dict[str, Any]]) -> Chart:
-    return chart("beyond", "method", "gain over the base, % of its mean", series, scale="names", names=list(OTHERS))
+    return chart(
+        "beyond", "method", "gain over the base, % of its mean", series, scale="names", names=list(OTHERS.values())
+    )
 
 
 def figure_of(run: Run) -> str | None:
@@ -116,6 +127,10 @@ def epochs(run: Run) -> float | None:
 
 
 def told(label: str, run: Run, length: bool) -> str:
-    inside = [run.field("optimizer")] if run.level is None else [f"{run.level:g}", str(run.law)]
+    inside = (
+        [run.field("optimizer")]
+        if run.level is None
+        else [f"{run.level:g}", *([run.law] if run.law not in (None, LAW) else [])]
+    )
     inside += [f"{epochs(run) or 0:g} epochs"] if length else []
-    return f"{label} ({', '.join(map(str, inside))})"
+    return f"{OTHERS.get(label, label)} ({', '.join(map(str, inside))})"

@@ -15,6 +15,7 @@ from .matching import CIFAR, USUAL, first_of_each_seed, same, whole_phases
 from .paper import LAW, PHASED_LEVEL, targets
 from .runs import Run, is_number
 from .statistics import Difference, Sample, paired, sample
+from .wording import NAMES
 
 VARIANT = ("method", "level", "law", "settings", "perturb", "phases")
 USUAL_PROTOCOL = {**CIFAR, "model": "", "data": ""}
@@ -186,7 +187,8 @@ def price(runs: list[Run]) -> Question:
     asked |= {(protocol, what) for protocol, what in papers if protocol in places}
     about = (
         "What a method costs, in passes over the data, and what it brings over SGD on the same seeds: mean of the "
-        "differences, 95 % interval of Student's t, and how many seeds gained. Seed 0, which tuning used, is left out."
+        "differences, 95 % interval of Student's t, and how many seeds gained. In brackets is the level of noise, "
+        f"{LAW} unless another is named, or ρ. Seed 0, which tuning used, is left out."
     )
     lines, gone = compared(unseen, lambda run: (protocol_of(run), variant(run)) in asked)
     drawn = [price_chart(lines)] if any(line.difference for line in lines) else []
@@ -328,10 +330,12 @@ def spoken(run: Run) -> str:
 
 
 def told(run: Run) -> str:
+    """The method, its level and phases; the law where it is another than the paper's."""
     perturb = run.field("perturb", "all")
-    of = [] if run.level is None else [f"{run.level:g}", *([run.law] if run.law else [])]
+    of = [] if run.level is None else [f"{run.level:g}", *([run.law] if run.law not in (None, LAW) else [])]
     of += [] if perturb == "all" else [f"{perturb} only"]
-    name = f"{run.method} ({', '.join(of)})" if of else run.method
+    name = NAMES.get(run.method, run.method)
+    name += f" ({', '.join(of)})" if of else ""
     return f"{name}, {run.phases}" if "S" in run.phases or "(" in run.phases else name
 
 

@@ -1,9 +1,22 @@
-"""Numbers as the page writes them, and what a text is about."""
+"""Numbers and names as the page writes them, and what a text is about."""
 
 from __future__ import annotations
 
 import math
 import re
+
+NAMES = {  # of methods, as readers know them; others are called what commands call them
+    "sgd": "SGD",
+    "sgd-2x": "SGD in twice the epochs",
+    "sgdr": "SGDR",
+    "ssgd": "both signs",
+    "ssgd-x2": "both signs, two pairs",
+    "ssgdr": "both signs under SGDR",
+    "halves": "halves without noise",
+    "sam": "SAM",
+    "asam": "ASAM",
+    "swa": "SWA",
+}
 
 
 def number(value: float | None) -> str:
