@@ -48,7 +48,7 @@ class Sharding:
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    return _is(parameter, "torch.distributed.tensor", "DTensor")
+    return type(parameter) not in (Tensor, nn.Parameter) and _is(parameter, "torch.distributed.tensor", "DTensor")
 
 
 def _is(thing: object, module: str, name: str) -> bool:
