@@ -15,11 +15,11 @@ from ssgd.analysis.spectrum import Spectrum
 from ssgd.recipes import get
 from ssgd.recipes.beyond import LABELS, labels
 from ssgd.recipes.price import CONTENDERS
-from ssgd.report.cells import ANEW, NOT_REPRODUCED, REPRODUCED, outcome
+from ssgd.report.cells import NOT_REPRODUCED, REPRODUCED, outcome
 from ssgd.report.charts import section
 from ssgd.report.measured import read_measured
 from ssgd.report.paper import parts, targets
-from ssgd.report.runs import read_runs
+from ssgd.report.runs import ANEW, read_runs
 from ssgd.report.statistics import paired, t_quantile
 
 ROOT = Path(__file__).parent.parent

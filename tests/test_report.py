@@ -311,6 +311,23 @@ def test_lines_that_cannot_be_used_are_counted_and_told(tmp_path):
     assert "1 smoke tests are not shown" in page
 
 
+def test_statistics_gathered_later_join_the_run_they_are_of(tmp_path):
+    runs = [run("price/cifar100/resnet20/ssgd-0.5", seed, test_accuracy=68.0 + seed) for seed in (1, 2, 3)]
+    runs.append(run("price/cifar100/resnet20/sgd", 1, test_accuracy=68.0, test_accuracy_recomputed_bn=68.1))
+    (tmp_path / "price.jsonl").write_text("".join(json.dumps(dict(one.row)) + "\n" for one in runs))
+    later = [(runs[0], 69.0, 69.5), (runs[1], 12.0, 13.0), (runs[3], 68.0, 99.0)]  # the second is of another training
+    rows = [
+        {"experiment": one.experiment, "seed": one.seed, "test_accuracy": own, "recomputed": anew}
+        for one, own, anew in later
+    ]
+    (tmp_path / "recomputed-bn.json").write_text(json.dumps({"rows": rows}))
+    found, complaints, _ = read_runs(tmp_path)
+    assert [one.metric("test_accuracy_recomputed_bn") for one in found] == [69.5, None, None, 68.1] and not complaints
+    (tmp_path / "recomputed-bn.json").write_text('{"rows": [{}]}')
+    found, complaints, _ = read_runs(tmp_path)
+    assert len(found) == 4 and complaints == ["recomputed-bn.json: is torn, or its rows lack something"]
+
+
 def test_broken_pictures_are_told_too(tmp_path):
     write_results(tmp_path)
     (tmp_path / "fig7" / "plane.npz").write_bytes(b"PK not a zip")

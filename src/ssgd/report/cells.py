@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from .matching import Wanted, joined_phases, matching
-from .runs import Run
+from .runs import ANEW, Run
 from .statistics import Sample, sample
 
 REPRODUCED, NOT_REPRODUCED, NOT_RUN = "reproduced", "not reproduced", "not run"
 UNDECIDED = "undecided"  # the method was run shortened, or what it is compared with was not run
 OURS_ALONE = "ours alone"  # the paper has no such number
 
-ANEW = "test_accuracy_recomputed_bn"  # with batch-norm's statistics gathered again for the clean weights
 UNSTATED = 0.01  # of the paper's number: its spread, where it states none
 
 RULE = (

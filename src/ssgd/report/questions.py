@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import answers
-from .cells import ANEW
 from .charts import Chart, chart, curve
 from .matching import CIFAR, USUAL, first_of_each_seed, same, whole_phases
 from .paper import LAW, PHASED_LEVEL, targets
-from .runs import Run, is_number
+from .runs import ANEW, Run, is_number
 from .statistics import Difference, Sample, paired, sample
 from .wording import NAMES
 
