@@ -48,6 +48,19 @@ def test_a_limit_is_that_of_all(here, limit):
     assert sum(counted().values()) == limit
 
 
+def test_side_by_side_the_longest_of_all_begin_first_and_stems_before_what_grows_from_them(here, monkeypatch):
+    begun = []
+    monkeypatch.setattr("ssgd.reproduce.on_ray.train_on_ray", lambda runs, *_: begun.append([r.name for r in runs]))
+    longer = replace(C, phases="2", name="test/longer")
+    experiments = [made_of(A, B, name="first"), made_of(C, longer, name="second"), EXPERIMENTS["fig7"]]
+    results = Results("results")
+    carry_out(plans(experiments, "smoke", results), here, results, on="ray")
+    first, after = begun
+    assert sorted(first) == ["fig7/smoke/sgd-m", "test/a", "test/b", "test/c", "test/longer"]
+    assert first.index("test/longer") < first.index("test/a") < first.index("test/b") < first.index("test/c")
+    assert sorted(after) == ["fig7/smoke/sgd-f", "fig7/smoke/ssgd"]
+
+
 def test_a_run_is_made_for_the_one_that_needs_its_curve(here):
     seldom, often = replace(A, evaluate_every=5), replace(SAME_AS_A, evaluate_every=1)
     results = Results("results")
