@@ -55,6 +55,17 @@ def test_entropy_sgd_takes_complex_weights():
     torch.testing.assert_close(w.detach(), before - 0.1 * 2 * before)
 
 
+def test_entropy_sgd_leaves_gradients_of_the_type_asked_for():
+    w = nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16))
+    w.grad_dtype = torch.float32
+    opt = EntropySGD(SGD([w], lr=1.0), 0.0, inner_steps=1, inner_lr=0.5, alpha=1.0)
+    for point in opt.points():
+        with point:
+            w.sum().backward()
+    assert w.grad.dtype == torch.float32
+    assert w.grad.eq(0.5).all()
+
+
 def test_entropy_sgd_takes_no_gradient_from_before_the_walk():
     fresh, stale = mlp(), mlp()
     for p in stale.parameters():

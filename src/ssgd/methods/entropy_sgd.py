@@ -157,6 +157,6 @@ class Langevin:
         clear(self.opt._parameters())
         for bucket, means in zip(self.weights.buckets, self._mean, strict=True):
             for p, w, mean in zip(bucket.parameters, bucket.tensors, means, strict=True):
-                p.grad = torch.zeros_like(p)
+                p.grad = torch.zeros_like(p, dtype=getattr(p, "grad_dtype", None) or p.dtype)
                 as_real(local(p.grad)).copy_(w - mean)
         self._inner, self._mean = [], []
