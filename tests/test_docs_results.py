@@ -386,6 +386,7 @@ def test_table_1_is_told_beside_the_papers():
 NOT_RUN = (  # the text says so
     "setting --only 'A-2/*'",
     "setting --only 'A-tf/' 'A-w/'",
+    "setting --only 'B-tf/2e-4/'",
     "fig5 --only 'epochs-4/16384'",
     "fig5 --only '-scaled/1024' '-scaled/4096'",
 )
@@ -680,6 +681,10 @@ def test_the_course_of_the_training_is_told_beside_figure_4():
         for decay in ("2e-4", "5e-4")
     }
     assert f"shortcut B at 2e-4 {after['2e-4'][0]} (one seed; at 5e-4 {', '.join(after['5e-4'])})" in text
+    (low,) = (row for row in rows_of("setting") if row["experiment"] == "setting/B/2e-4/sgd")
+    train, test = targets()["fig7_surface"]["train"]["SGD_f"], targets()["table2_cifar"]["ResNet20"]["SGD"][1]
+    told = f"our SGD has {low[ACCURACY]:.2f} % and fits {low['train_accuracy']:.2f} % of the training images"
+    assert f"{told}, the paper's {test:.2f} and {train:.2f} (one seed, below)" in text
     looked = [[value for value in row["curve"] if value is not None] for row in contender("ssgd-0.5")]
     assert {len(values) for values in looked} == {35} and len(looked) == 5
     assert f"of 35 looked at, has {mean(map(max, looked)):.2f} on average" in text
