@@ -12,7 +12,7 @@ from torch import nn
 
 from .imagenet_resnet import imagenet_resnet
 from .lstm import large_lstm, small_lstm, tiny_lstm
-from .resnet import DEPTHS, cifar_resnet, with_batchnorm
+from .resnet import DEPTHS, as_tensorflow, cifar_resnet
 from .sgcn import sgcn
 from .small import small_cnn
 from .vgg import vgg
@@ -78,21 +78,16 @@ def _own(name: str, classes: int) -> nn.Module:
     return net
 
 
-def _as_tensorflow(shortcut: str, momentum: float, eps: float, classes: int, channels: int = 3) -> nn.Module:
-    return with_batchnorm(cifar_resnet(20, classes, shortcut, channels), momentum, eps)
-
-
 _models = [
     *(Model(f"resnet{d}", f"ResNet{d}, shortcuts padded with zeros (A)", partial(cifar_resnet, d), 32) for d in DEPTHS),
     *(
         Model(f"resnet{d}-B", f"ResNet{d}, shortcuts projected (B)", partial(cifar_resnet, d, shortcut="B"), 32)
         for d in DEPTHS
     ),
-    Model("resnet20-tf", "ResNet20 (A), batch-norm as TensorFlow has it", partial(_as_tensorflow, "A", 0.01, 1e-3), 32),
     Model(
-        "resnet20-B-tf",
-        "ResNet20 (B), batch-norm as in TensorFlow's own ResNets",
-        partial(_as_tensorflow, "B", 0.003, 1e-5),
+        "resnet20-tf",
+        "ResNet20 (A), batch-norm as TensorFlow has it",
+        lambda classes, channels=3: as_tensorflow(cifar_resnet(20, classes, channels=channels)),
         32,
     ),
     *(

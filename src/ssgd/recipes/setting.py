@@ -19,7 +19,6 @@ NETS: dict[str, dict[str, Any]] = {
     "B": {"model": "resnet20-B"},
     "A-2": {"devices": 2},
     "A-tf": {"model": "resnet20-tf"},  # the paper trained with TensorFlow
-    "B-tf": {"model": "resnet20-B-tf"},  # at 2e-4 all is as in TensorFlow's own ResNet for CIFAR
     "A-w": {"decayed": "weights"},  # as kernel regularisers have it
 }
 LABELS = ("sgd", "split-0.26", "ssgd-0.5")

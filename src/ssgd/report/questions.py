@@ -163,7 +163,8 @@ def setting(runs: list[Run]) -> Question:
         "hang on them? "
         "ResNet20, CIFAR-100. Seed 0, which tuning used, is left out."
     )
-    asked = [run for run in runs if run.seed != 0 and run.data == "cifar100" and run.model.startswith("resnet20")]
+    nets = ("resnet20", "resnet20-B", "resnet20-tf")
+    asked = [run for run in runs if run.seed != 0 and run.data == "cifar100" and run.model in nets]
     tried = (("ssgd", PHASED_LEVEL), ("split", SPLIT_LEVEL))
 
     def chosen(run: Run) -> bool:
