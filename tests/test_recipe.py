@@ -9,9 +9,12 @@ from ssgd import methods, models
 from ssgd.cli.main import main
 from ssgd.data import registry as data
 from ssgd.recipes import RECIPES, get, listing
+from ssgd.reproduce.identity import identity
 from ssgd.train.engine import train
 from ssgd.train.execution import Execution, settled
 from ssgd.train.recipe import Recipe, override
+
+from .small_trainings import run_of, small
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -167,7 +170,8 @@ def test_a_recipe_shows_its_fields_and_its_cost():
     shown = str(get("table1/cifar100/75-25S-25S"))
     assert "phases = '75-25S-25S'" in shown and "level = 0.5" in shown and "law = 'uniform'" in shown
     assert "# 75 epochs of sgd at 0.1; 25 epochs of ssgd(0.5) at 0.01; 25 epochs of ssgd(0.5) at 0.001" in shown
-    assert shown.endswith("# 125 epochs that cost as much as 175 of plain SGD")
+    assert "# 125 epochs that cost as much as 175 of plain SGD" in shown
+    assert shown.endswith("# ssgd: level 0.5 of law uniform is a noise of 0.29 of the weights' norm")
     assert str(Recipe(phases="1", lr=(0.1,))).endswith("# 1 epoch that costs as much as 1 of plain SGD")
     assert "nesterov" not in shown
 
@@ -189,6 +193,19 @@ def test_what_is_left_open_is_settled_and_kept():
     assert settled(Recipe(method="ssgd"), "cpu") == Recipe(method="ssgd", level=0.25, precision="fp32")
     assert settled(Recipe(method="ssgd", level=0.5, precision="bf16"), "cpu").level == 0.5
     assert settled(Recipe(level=0.5), "cpu").level is None  # plain SGD has none
+
+
+@pytest.mark.parametrize(
+    ("method", "sphere", "uniform"), [("split", 0.15, 0.26), ("ssgd", 0.25, 0.43), ("sam", 0.05, 0.05)]
+)
+def test_a_level_left_open_is_the_same_noise_under_either_law(method, sphere, uniform):
+    for law, level in (("sphere", sphere), ("uniform", uniform)):
+        recipe = small(method=method, law=law, phases=f"1({method})-1", lr=(0.1, 0.01))
+        assert settled(recipe, "cpu").level == level
+        run = run_of(recipe)
+        assert run.opt.param_groups[0][methods.get(method).settings[0].name] == level
+        given = small(method=method, level=level, law=law, phases=f"1({method}:{level})-1", lr=(0.1, 0.01))
+        assert identity(recipe) == identity(given)
 
 
 def test_the_protocol_on_cifar_is_the_papers():

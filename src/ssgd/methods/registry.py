@@ -63,6 +63,17 @@ class Method:
             self.transform(bare(model), options.pop("p", settings.pop("p")))
         return self.make(base, model=model, **{**settings, **self.fixed, **options})
 
+    def takes_law(self) -> bool:
+        """Whether the law of its noise can be chosen."""
+        return self.make is SSGD and "law" not in self.fixed
+
+    def settled_level(self, level: float | None, law: str) -> float | None:
+        """The first setting as given, else its default, which is the same noise under every law; None: it has none."""
+        if level is not None or not self.settings:
+            return level if self.settings else None
+        found = self.settings[0].default
+        return float(f"{found * 3**0.5:.2g}") if law == "uniform" and self.takes_law() else found
+
     def batches(self, opt: Wrapper, *batch: Any) -> Iterator[tuple[Point, Any]]:
         """``(point, batch)`` for every pass of a step: the same loop for every method. ::
 

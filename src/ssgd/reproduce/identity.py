@@ -21,7 +21,7 @@ OF_NOISE = ("law", "per_rank")
 def identity(recipe: Recipe) -> str:
     """What decides the result but for seed and precision, which a recipe may leave to the machine."""
     schedule = recipe.schedule
-    phases = [asdict(phase) for phase in _joined([_settled(phase) for phase in schedule.phases])]
+    phases = [asdict(phase) for phase in _joined([_settled(phase, recipe.law) for phase in schedule.phases])]
     aside = {*ASIDE, *IN_THE_SCHEDULE, *OF_POINTS, *OF_NOISE}
     if any(map(_noisy, schedule.phases)):
         aside -= {*OF_POINTS, *OF_NOISE}
@@ -33,11 +33,9 @@ def identity(recipe: Recipe) -> str:
     return json.dumps({**rest, "phases": phases, "warm_up": schedule.warm_up, "peak": schedule.peak}, sort_keys=True)
 
 
-def _settled(phase: Phase) -> Phase:
+def _settled(phase: Phase, law: str) -> Phase:
     """With the method's own level where none is given, and none where it has none."""
-    settings = registry.get(phase.method).settings
-    default = settings[0].default if settings else None
-    return replace(phase, level=phase.level if settings and phase.level is not None else default)
+    return replace(phase, level=registry.get(phase.method).settled_level(phase.level, law))
 
 
 def _joined(phases: list[Phase]) -> list[Phase]:

@@ -85,9 +85,8 @@ def settled(recipe: Recipe, device: str) -> Recipe:
     """The recipe with what was left to the machine decided, as it is kept with the run."""
     bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     precision = recipe.precision if recipe.precision != "auto" else "bf16" if bf16 else "fp32"
-    settings = registry.get(recipe.method).settings
-    level = settings[0].default if settings and recipe.level is None else recipe.level
-    return replace(recipe, precision=precision, level=level if settings else None)
+    level = registry.get(recipe.method).settled_level(recipe.level, recipe.law)
+    return replace(recipe, precision=precision, level=level)
 
 
 def set_up(recipe: Recipe, execution: Execution, *beside: Recipe) -> None:

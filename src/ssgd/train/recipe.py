@@ -234,6 +234,11 @@ class Recipe:
         return "\n".join([*lines, f"# {schedule}", f"# {cost}", *self._remarks()])
 
     def _remarks(self) -> Iterable[str]:
+        for name, level in dict.fromkeys((phase.method, phase.level) for phase in self.schedule.phases):
+            method = registry.get(name)
+            a = method.settled_level(level, self.law)
+            if self.law == "uniform" and method.takes_law() and a is not None:
+                yield f"# {name}: level {a:g} of law uniform is a noise of {a / 3**0.5:.2g} of the weights' norm"
         settings = registry.get(self.method).settings
         if settings and self.level is not None and self.level > 2 * settings[0].high:
             low, high = settings[0].low, settings[0].high

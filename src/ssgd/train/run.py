@@ -31,7 +31,6 @@ from ..methods.averaging import Averaging
 from ..methods.dropconnect import dropconnect
 from ..methods.sam import SAM
 from ..models.dropout import set_dropout
-from ..optimizer import SSGD
 from .convolutions import use_fast_convolutions
 from .distributed import Ranks, in_step, load_whole_state, of_each_rank, same_buffers, total, whole_state, wrap
 from .graphs import GraphOf, GraphSteps, unchanged
@@ -322,8 +321,7 @@ class Run:
         options: dict[str, Any] = {}
         if self.method.settings and self.method.transform is None:
             options = dict(self.recipe.settings) if phase.method == self.recipe.method else {}
-            if phase.level is not None:
-                options[self.method.settings[0].name] = phase.level
+            options[self.method.settings[0].name] = self.method.settled_level(phase.level, self.recipe.law)
         if self.method.make is SAM:
             options |= self._perturbation_options()
         if isinstance(self.method.make, type) and issubclass(self.method.make, Noisy):
@@ -344,7 +342,7 @@ class Run:
     def _noise_options(self) -> dict[str, Any]:
         recipe = self.recipe
         found: dict[str, Any] = {}
-        if "law" not in self.method.fixed and self.method.make is SSGD:
+        if self.method.takes_law():
             found["law"] = recipe.law
         if recipe.per_rank is not None:
             found["per_rank"] = recipe.per_rank
