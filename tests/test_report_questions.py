@@ -219,14 +219,18 @@ def test_beyond_pairs_each_task_with_its_own_base():
     assert lines[words, "base (adam)"].difference is None and lines[words, "base (adam)"].test == Sample(20.0, 0.0, 3)
 
 
-def test_beyond_draws_what_is_better_upwards():
-    (drawn,) = beyond(BEYOND).charts
-    assert drawn["names"] == ["both signs", "split", "both signs, ½ epochs", "one-sided", "base, 2× epochs"]
-    points = {series["name"]: series["points"] for series in drawn["series"]}
-    assert [point[:2] for point in points["an4"]] == [[0, 10.0], [1, 11.667], [2, 5.0]]
-    assert [len(point) for point in points["an4"]] == [2, 3, 2]  # one seed has no interval
-    assert points["an4"][1][2] == pytest.approx(100 * 7.5891 / 20, rel=1e-4)  # of three, by hand: 4.3027 · 3.055 / √3
-    assert points["tiny-imagenet10"] == [[1, 2.5]]  # nor of two
+def test_beyond_draws_what_is_better_to_the_right_a_task_a_chart():
+    speech, images = beyond(BEYOND).charts
+    assert (speech["name"], images["name"]) == ("beyond-an4", "beyond-tiny-imagenet10")
+    assert speech["x"] == "gain over the base: WER, %"
+    (group,) = speech["groups"]
+    assert group["name"] == "an4" and [row["seeds"] for row in group["rows"]] == [1, 3, 1]
+    assert [row["mean"] for row in group["rows"]] == pytest.approx([2.0, 7 / 3, 1.0])
+    assert (group["rows"][0]["low"], group["rows"][0]["high"]) == (None, None)  # one seed has no interval
+    of_three = group["rows"][1]
+    reach = 7.5891  # by hand: 4.3027 · 3.055 / √3
+    assert (of_three["low"], of_three["high"]) == pytest.approx((7 / 3 - reach, 7 / 3 + reach), rel=1e-4)
+    assert images["groups"][0]["rows"][0]["mean"] == pytest.approx(2.0)
 
 
 def test_beyond_counts_a_seed_once_and_keeps_levels_apart():
@@ -254,9 +258,8 @@ def test_beyond_pairs_runs_of_another_length_with_their_own_base():
     assert lines["both signs, ½ epochs (0.5)"].difference.mean == pytest.approx(-1.0)
     longer = lines["base, 2× epochs (adam)"]
     assert longer.difference.mean == pytest.approx(-1.5) and longer.passes == 90
-    points = {series["name"]: series["points"] for series in question.charts[0]["series"]}
-    most = [[0, 10.0], [1, 11.667], [2, 5.0], [4, 7.5]]  # those of most seeds
-    assert [point[:2] for point in points["an4"]] == most
+    drawn = {row["name"]: row["mean"] for row in question.charts[0]["groups"][0]["rows"]}
+    assert drawn == {name: -line.difference.mean for name, line in lines.items() if line.difference}
 
 
 def test_beyond_without_rows_without_a_base_and_with_a_base_of_no_errors():
@@ -264,7 +267,8 @@ def test_beyond_without_rows_without_a_base_and_with_a_base_of_no_errors():
     alone = beyond([found for found in BEYOND if not found.experiment.endswith("/base")])
     assert alone.ran and not alone.paired and not alone.charts
     nothing = beyond(list(of_a_task("an4", "test_wer", {"base": {1: 0.0}, "ssgd": {1: 1.0}})))
-    assert nothing.lines[1].difference.mean == 1.0 and not nothing.charts
+    assert nothing.lines[1].difference.mean == 1.0
+    assert nothing.charts[0]["groups"][0]["rows"][0]["mean"] == -1.0
 
 
 def test_beyond_leaves_the_questions_on_cifar_alone():
@@ -281,4 +285,4 @@ def test_beyond_is_told_in_its_own_words(tmp_path):
     write_results(tmp_path)
     told = section.search(page_of(tmp_path, tmp_path))[0]
     assert "minus base" in told and "minus SGD" not in told and "Not run." not in told
-    assert "−2.00 ± 0.00</td>" in told and "<td>3 of 3</td>" in told and 'data-chart="beyond"' in told
+    assert "−2.00 ± 0.00</td>" in told and "<td>3 of 3</td>" in told and 'data-chart="beyond-an4"' in told

@@ -1,4 +1,4 @@
-"""A picture of the page of results at figure 3: python -m tests.browser.photograph PAGE PICTURE"""
+"""A picture of the top of the page of results: python -m tests.browser.photograph PAGE PICTURE"""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,7 @@ from .chromium import Chromium
 def main(page, picture):
     browser = Chromium()
     try:
-        browser.open(Path(page), width=1000, height=1250)
-        browser.ask("document.getElementById('fig3').scrollIntoView({behavior: 'instant'})")
+        browser.open(Path(page), width=1000, height=800)
         Path(picture).write_bytes(browser.picture())
     finally:
         browser.close()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .cells import NOT_RUN, Outcome, tally
+from .cells import NOT_RUN, REPRODUCED, Outcome, tally
 from .wording import NAMES, signed
 
 if TYPE_CHECKING:
@@ -15,16 +15,27 @@ if TYPE_CHECKING:
 
 def counted(outcomes: Iterable[Outcome]) -> str:
     """Of the paper's numbers, a training's where it stands first."""
-    first: dict[str, Outcome] = {}
-    for outcome in outcomes:
-        if outcome.cell.paper is not None and outcome.cell.wanted is not None:
-            first.setdefault(json.dumps([outcome.cell.wanted, outcome.cell.metric], sort_keys=True), outcome)
+    first = _first_of_each(outcomes)
     counts = tally(list(first.values()))
     ran = len(first) - counts.get(NOT_RUN, 0)
     if not ran:
         return f"None of the paper's {len(first)} numbers has been run."
     said = ", ".join(f"{count} {name}" for name, count in counts.items() if name != NOT_RUN)
     return f"Of the paper's {len(first)} numbers, each counted once, {ran} {'was' if ran == 1 else 'were'} run: {said}."
+
+
+def compared(outcomes: Iterable[Outcome]) -> str:
+    """Of the numbers that the paper compares with SGD's: how many are reproduced, and how our gains compare."""
+    run = [o for o in _first_of_each(outcomes).values() if o.cell.gain is not None and o.gain is not None]
+    same = [o for o in run if o.verdict == REPRODUCED]
+    if not same:
+        return ""
+    single = sum(o.sample is not None and o.sample.count == 1 for o in same)
+    less = sum(abs(o.gain or 0.0) < abs(o.cell.gain or 0.0) for o in same)
+    return (
+        f"Of those, {len(run)} have a gain or a loss over SGD: {len(same)} are reproduced, {single} of them by a "
+        f"single seed, and in {less} of the {len(same)} ours is smaller than the paper's."
+    )
 
 
 def gain(line: Line) -> str:
@@ -41,23 +52,19 @@ def gains(lines: Sequence[Line]) -> str:
     return f"{lines[0].protocol}, over SGD: {'; '.join(map(gain, mine))}" if mine else ""
 
 
-def largest(lines: Sequence[Line]) -> str:
-    """The largest gains of the first protocol, at SGD's cost and at more, of what has more than one seed.
-
-    And that of both signs in all phases, the paper's method.
-    """
+def by_cost(lines: Sequence[Line]) -> str:
+    """The gains of the first protocol, at SGD's cost and at more, of what has more than one seed, largest first."""
     mine = [line for line in lines if line.protocol == lines[0].protocol] if lines else []
     plain = min((line.passes for line in mine if line.difference is None and line.passes), default=None)
     judged = [line for line in mine if plain and line.passes and line.difference and line.difference.count > 1]
     cheap = [line for line in judged if plain and line.passes and line.passes < 1.1 * plain]
     dear = [line for line in judged if line not in cheap]
     said = [
-        f"at {cost} {gain(max(of, key=_mean))}" for cost, of in (("SGD's cost", cheap), ("a higher cost", dear)) if of
+        f"at {cost} {', '.join(f'{line.method} {signed(_mean(line))}' for line in sorted(of, key=_mean, reverse=True))}"
+        for cost, of in (("SGD's cost", cheap), ("a higher cost", dear))
+        if of
     ]
-    said += [
-        gain(line) for line in dear if line.method.startswith(f"{NAMES['ssgd']} (") and line is not max(dear, key=_mean)
-    ]
-    return f"{mine[0].protocol}, the largest gain over SGD: {'; '.join(said)}" if said else ""
+    return f"{mine[0].protocol}, points over SGD: {'; '.join(said)}" if said else ""
 
 
 def ranges(lines: Sequence[Line]) -> str:
@@ -96,6 +103,14 @@ def off(ours: dict[str, dict[float, float]], paper: dict[float, float]) -> str:
     apart = {law: [abs(y - paper[x]) for x, y in found.items() if x in paper] for law, found in ours.items()}
     said = [f"{law} {sum(found) / len(found):.2f}" for law, found in apart.items() if found]
     return f"points off figure 3, on average: {', '.join(said)}" if said else ""
+
+
+def _first_of_each(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
+    first: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        if outcome.cell.paper is not None and outcome.cell.wanted is not None:
+            first.setdefault(json.dumps([outcome.cell.wanted, outcome.cell.metric], sort_keys=True), outcome)
+    return first
 
 
 def _mean(line: Line) -> float:

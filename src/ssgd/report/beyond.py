@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 from .answers import by_task
-from .charts import Chart, chart, curve
+from .charts import Chart, chart
 from .paper import LAW
-from .questions import Line, Question, by_variant, figures, lost, passes
+from .questions import Line, Question, by_variant, figures, interval, lost, passes
 from .runs import Run, is_number
 from .statistics import paired, sample
 from .wording import NAMES
@@ -25,21 +24,18 @@ OTHERS = {  # the label in a run's name, and what readers are told
 FIGURES = {"test_perplexity": "perplexity", "test_wer": "WER, %", "test_accuracy": "accuracy, %"}
 FALLING = ("test_perplexity", "test_wer")  # less is better
 
-Named = list[tuple[str, Line]]  # the label in the run's name, and its line
-
 
 def beyond(runs: list[Run]) -> Question:
     """By the runs' names, ``beyond/TASK/LABEL``, which also say what is to be compared."""
     mine = [run for run in runs if run.experiment.startswith("beyond/") and run.experiment.count("/") == 2]
     lines: list[Line] = []
-    series: list[dict[str, Any]] = []
+    drawn: list[Chart] = []
     for metric in FIGURES:
         fits = [run for run in mine if figure_of(run) == metric]
         for task in dict.fromkeys(task_of(run) for run in fits):
             found = lines_of(task, metric, [run for run in fits if task_of(run) == task])
-            lines += [line for _, line in found]
-            points = gains(found, metric)
-            series += [curve(task, points, False, len(series), loose=True)] if points else []
+            lines += found
+            drawn += gains(task, metric, found)
     about = (
         "Words, speech and ten classes of Tiny ImageNet: does S-SGD hold there, at the same epochs and at the same "
         "cost? The base is SGD or Adam alone. Both signs in as many epochs come at twice its cost; split, a sign on "
@@ -47,10 +43,9 @@ def beyond(runs: list[Run]) -> Question:
         "sign for the whole batch, at that cost too; the base in twice the epochs costs what both signs do. Of words "
         "the first 29 of 55 epochs (small: 30 of 50) are SGD's for all, and the rest alone is doubled in cost or "
         "halved. Of perplexity and word errors (WER) less is better, of accuracy more: a seed has gained where it is "
-        "better than the base's. Levels are of uniform noise. Drawn are gains, upwards where better, with 95 % "
-        "intervals from three seeds on."
+        "better than the base's. Levels are of uniform noise. Drawn are gains, to the right where better, with "
+        "95 % intervals."
     )
-    drawn = [drawing(series)] if series else []
     return Question(
         "beyond",
         "Beyond CIFAR",
@@ -65,7 +60,7 @@ def beyond(runs: list[Run]) -> Question:
     )
 
 
-def lines_of(task: str, metric: str, runs: list[Run]) -> Named:
+def lines_of(task: str, metric: str, runs: list[Run]) -> list[Line]:
     """The bases of a task and what is compared with them; a label at two levels or lengths has two lines."""
     groups = {label: by_variant(run for run in runs if label_of(run) == label) for label in (BASE, *OTHERS)}
     found = []
@@ -76,8 +71,8 @@ def lines_of(task: str, metric: str, runs: list[Run]) -> Named:
             ours = figures(group, metric)
             difference = None if base is None else paired(ours, figures(base, metric), metric in FALLING)
             name = told(label, group[0], len(lengths) > 1)
-            line = Line(f"{task}, {FIGURES[metric]}", name, passes(group[0]), sample(ours.values()), difference)
-            found.append((label, line))
+            of = f"{task}, {FIGURES[metric]}"
+            found.append(Line(of, name, passes(group[0]), sample(ours.values()), difference))
     return found
 
 
@@ -88,25 +83,11 @@ def apart(group: list[Run], base: list[Run]) -> float:
     return min(abs(math.log(ours / stretched / theirs)) for ours, theirs in pairs)
 
 
-def gains(found: Named, metric: str) -> list[tuple[float, ...]]:
-    """In percent of the base's mean and upwards where better, so that all tasks share one axis.
-
-    Of a label's lines, the one of most seeds is drawn. Of two seeds an interval would be wider than the chart.
-    """
-    most = {label: line for label, line in sorted(found, key=lambda one: one[1].test.count)}
-    unit = (-most[BASE].test.mean if metric in FALLING else most[BASE].test.mean) / 100 if BASE in most else 0.0
-    places = {label: place for place, label in enumerate(OTHERS)}
-    pairs = [(places[label], line.difference) for label, line in most.items() if line.difference and unit]
-    return [
-        (place, d.mean / unit, *([abs((d.high - d.low) / 2 / unit)] if d.count > 2 else []))
-        for place, d in sorted(pairs, key=lambda pair: pair[0])
-    ]
-
-
-def drawing(series: list[dict[str, Any]]) -> Chart:
-    return chart(
-        "beyond", "method", "gain over the base, % of its mean", series, scale="names", names=list(OTHERS.values())
-    )
+def gains(task: str, metric: str, lines: list[Line]) -> list[Chart]:
+    """A chart for each task: they have nothing in common but the base's being at 0."""
+    rows = [row for line in lines if (row := interval(line, metric in FALLING))]
+    about = f"gain over the base: {FIGURES[metric]}"
+    return [chart(f"beyond-{task}", about, "", [], groups=[{"name": task, "rows": rows}])] if rows else []
 
 
 def figure_of(run: Run) -> str | None:

@@ -21,12 +21,7 @@ function drawIn(plot, chart, box) {
   drawAxes(svg, chart, x, y, box);
   const [width, height] = [box.width - LEFT - RIGHT + 12, box.height - TOP - BOTTOM + 12]; // room for marks at the edge
   const inside = element("svg", { x: LEFT - 6, y: TOP - 6, width, height, viewBox: `${LEFT - 6} ${TOP - 6} ${width} ${height}` });
-  chart.series.forEach((series, i) => {
-    const drawn = drawSeries(series, x, y);
-    const aside = chart.scale === "names" && series.loose ? spacing(chart, x) * (i - (chart.series.length - 1) / 2) : 0; // not on each other
-    if (aside) drawn.setAttribute("transform", `translate(${aside} 0)`);
-    inside.append(drawn);
-  });
+  for (const series of chart.series) inside.append(drawSeries(series, x, y));
   svg.append(inside);
   if (chart.missing) text(svg, box.width - RIGHT - 8, box.height - BOTTOM - 12, chart.missing, { "text-anchor": "end", class: "empty" });
   const cross = element("line", { class: "cross", y1: TOP, y2: box.height - BOTTOM });
@@ -36,10 +31,6 @@ function drawIn(plot, chart, box) {
   tip.setAttribute("role", "status");
   plot.replaceChildren(svg, tip);
   watch(svg, tip, cross, chart, x, box.width);
-}
-
-function spacing(chart, x) { // of the marks at one name, which keep apart from those of the next
-  return Math.min(14, (x.to(1) - x.to(0)) / (chart.series.length + 0.5));
 }
 
 function xScale(chart, box) {
@@ -126,13 +117,17 @@ function drawSeries(series, x, y) {
     const d = stretches(series.points).map((run) => "M" + run.map((p) => `${x.to(p[0])} ${y.to(p[1])}`).join("L")).join("");
     group.append(element("path", { class: "curve", d, style: `stroke:${colour}` }));
   }
-  if (series.band || drawn.length > 60) return group;
+  if (!marked(series)) return group;
   for (const p of drawn) {
     const [px, py] = [x.to(p[0]), y.to(p[1])];
     if (p[2]) group.append(element("line", { class: "bar", x1: px, x2: px, y1: y.to(p[1] - p[2]), y2: y.to(p[1] + p[2]), style: `stroke:${colour}` }));
     group.append(mark(series, px, py, colour));
   }
   return group;
+}
+
+function marked(series) {
+  return !series.band && (series.points ?? []).filter((p) => p[1] !== null).length <= 60;
 }
 
 // Shape as well as colour tells the curves apart.
@@ -166,9 +161,9 @@ function legend(chart) {
     const group = element("g", { class: series.paper ? "paper" : "ours" });
     const colour = `var(--c${series.colour % 8})`;
     if (!series.loose) group.append(element("path", { class: "curve", d: "M0 5H28", style: `stroke:${colour}` }));
-    group.append(mark(series, 14, 5, colour));
+    if (marked(series)) group.append(mark(series, 14, 5, colour));
     sample.append(group);
-    item.append(sample, `${series.name} (${series.paper ? "paper" : "ours"})`);
+    item.append(sample, series.paper === undefined ? series.name : `${series.name} (${series.paper ? "paper" : "ours"})`);
     list.append(item);
   }
   return list;
@@ -205,7 +200,7 @@ function watch(svg, tip, cross, chart, x, width) {
   };
   svg.addEventListener("pointermove", nearest);
   svg.addEventListener("pointerdown", nearest);
-  svg.addEventListener("pointerleave", hide);
+  svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); }); // a finger's values stay
   svg.addEventListener("blur", hide);
   svg.addEventListener("keydown", (event) => {
     const to = { ArrowLeft: at < 0 ? 0 : at - 1, ArrowRight: at + 1, Home: 0, End: places.length - 1 }[event.key];

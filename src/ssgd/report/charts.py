@@ -60,15 +60,18 @@ def curve(name: str, points: Iterable[Sequence[float | None]], paper: bool, colo
 
 def cell_chart(part: Part, outcomes: Sequence[Outcome]) -> Chart:
     """A curve for each row of the part, the paper's and ours in one colour."""
-    placed = [o for o in outcomes if o.cell.x is not None]
+    placed = [o for o in outcomes if o.cell.x is not None and not o.cell.ours]
     by_column = part.x_scale == "names"
     groups = list(dict.fromkeys(_curve_name(o.cell, by_column) for o in placed))
+    last = max((o.cell.x or 0 for o in placed), default=0)
     series = []
     for colour, name in enumerate(groups):
         mine = [o for o in placed if _curve_name(o.cell, by_column) == name]
         theirs: list[Point] = [(o.cell.x, o.cell.paper, o.cell.spread) for o in mine if o.cell.paper is not None]
         ours: list[Point] = [(o.cell.x, o.sample.mean, o.sample.sd) for o in mine if o.sample]
         start = _start(part, mine, placed)  # SGD is where every curve over levels begins
+        if part.from_zero and len(mine) == 1 and mine[0].cell.base is None:  # and what all of it is measured by
+            theirs, ours = ([(x, *one[1:2]) for one in found for x in (one[0], last)] for found in (theirs, ours))
         if start and theirs:
             theirs.insert(0, (start.cell.x, start.cell.paper, start.cell.spread))
         if start and start.sample and ours:
@@ -199,7 +202,7 @@ def spectrum_outcomes(name: str, measured: Measured) -> list[Outcome]:
     if name != "figA6":
         shown = [_measured_once(Cell("largest eigenvalue", s.label, None), s.largest, OURS_ALONE) for s in found]
         return shown or [Outcome(Cell("largest eigenvalue", "–", None), {}, None, False, NOT_RUN, None)]
-    cell = Cell("largest eigenvalue, SGD minus S-SGD", "above 0", None)
+    cell = Cell("largest eigenvalue, SGD minus S-SGD", "above 0 in the paper", None)
     largest = [[s.largest for s in found if is_noisy(s) is noisy] for noisy in (False, True)]
     if not all(largest):
         return [Outcome(cell, {}, None, False, NOT_RUN, None)]

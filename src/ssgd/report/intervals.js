@@ -21,7 +21,7 @@ function intervals(chart, box) {
   svg.setAttribute("aria-label", `${chart.x}; the numbers are in the table below`);
   const wide = rows.filter((row) => row.seeds > 2); // of two seeds an interval would leave no room for the others
   const ends = [0, ...rows.map((row) => row.mean), ...wide.flatMap((row) => [row.low, row.high])];
-  const from = box.names + 12, until = box.width - (box.names ? 150 : 12);
+  const from = box.names + 12, until = box.width - (box.names ? 175 : 12);
   const x = scale(...padded(ends, 0.04), from, until);
   const inside = (value) => Math.max(from, Math.min(until, x.to(value)));
   for (const t of x.ticks) {
@@ -51,12 +51,12 @@ function intervals(chart, box) {
   return svg;
 }
 
-// Those that differ by less than a fiftieth are of one colour.
+// Those that differ by less than a twentieth are of one colour.
 function costs(chart) {
   const found = [...new Set(chart.groups.flatMap((group) => group.rows.map((row) => row.passes)))].sort((a, b) => a - b);
   const alike = [];
   for (const cost of found) {
-    if (alike.length && cost < 1.02 * alike.at(-1)[0]) alike.at(-1).push(cost);
+    if (alike.length && cost < 1.05 * alike.at(-1)[0]) alike.at(-1).push(cost);
     else alike.push([cost]);
   }
   return alike;

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import make_room, write_whole
-from .answers import counted
+from .answers import compared, counted
 from .beyond import beyond
 from .cells import NOT_RUN, RULE, Outcome, outcome, tally
 from .charts import SPECTRA, Chart, charts_of, spectrum_outcomes, surface_of
@@ -17,8 +17,6 @@ from .paper import Part, parts, targets
 from .questions import questions
 from .runs import Run, read_runs
 from .wording import number, signed, spread, subject
-
-FOLDED_FROM = 40  # cells
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,12 @@ class Shown:
         return ", ".join(f"{count} {name}" for name, count in self.counts.items())
 
     @property
-    def folded(self) -> bool:
-        return len(self.outcomes) > FOLDED_FROM
+    def run(self) -> list[Outcome]:
+        return [o for o in self.outcomes if o.verdict != NOT_RUN]
+
+    @property
+    def to_run(self) -> list[Outcome]:
+        return [o for o in self.outcomes if o.verdict == NOT_RUN]
 
     @property
     def command(self) -> str:
@@ -74,7 +76,10 @@ def render(runs: list[Run], measured: Measured, complaints: list[str] | None = N
         raise ImportError("the page needs jinja2: pip install 'ssgd[report]'") from None
     shown = [show(part, runs, measured) for part in parts()]
     asked = [*questions(runs), beyond(runs)]
+    outcomes = [outcome for s in shown for outcome in s.outcomes]
+    summary = next((first_group(c) for q in asked if q.name == "price" for c in q.charts), None)
     drawn = [c for s in shown for c in s.charts] + [c for q in asked for c in q.charts]
+    drawn += [summary] if summary else []
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -83,9 +88,11 @@ def render(runs: list[Run], measured: Measured, complaints: list[str] | None = N
     page: str = environment.get_template("page.html").render(
         shown=shown,
         questions=asked,
-        counted=counted([outcome for s in shown for outcome in s.outcomes]),
+        summary=summary,
+        counted=counted(outcomes),
+        compared=compared(outcomes),
         runs=len(runs),
-        devices=sorted({str(run.row["device"]) for run in runs if run.row.get("device")}),
+        devices=sorted({device_name(run.row["device"]) for run in runs if run.row.get("device")}),
         rule=RULE,
         complaints=[*(complaints or []), *measured.complaints],
         smoke=smoke,
@@ -104,6 +111,15 @@ def show(part: Part, runs: list[Run], measured: Measured) -> Shown:
         found = [o for o in found if not (o.cell.ours and o.verdict == NOT_RUN)]
     surfaces = [surface_of(plane) for plane in measured.planes(part.name)]
     return Shown(part, found, charts_of(part, found, runs, measured, targets()), surfaces)
+
+
+def first_group(chart: Chart) -> Chart:
+    """What the whole chart begins with, for the top of the page."""
+    return {**chart, "name": "summary", "groups": chart["groups"][:1]}
+
+
+def device_name(device: object) -> str:
+    return "a CPU" if device == "cpu" else str(device)
 
 
 def asset(name: str) -> str:

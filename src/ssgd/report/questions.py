@@ -192,7 +192,7 @@ def price(runs: list[Run]) -> Question:
     lines, gone = compared(unseen, lambda run: (protocol_of(run), variant(run)) in asked)
     drawn = [price_chart(lines)] if any(line.difference for line in lines) else []
     commands = "ssgd reproduce price; ssgd reproduce table1"
-    answer = answers.largest(lines)
+    answer = answers.by_cost(lines)
     return Question("price", "The price", about, commands, lines, drawn, answer=answer, diverged=gone)
 
 
@@ -278,19 +278,20 @@ def price_chart(lines: list[Line]) -> Chart:
     """Gains, so that nets and data sets of any accuracy share one axis."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
-        if drawn := _interval(line):
+        if drawn := interval(line):
             rows.setdefault(line.protocol, []).append(drawn)
     groups = [{"name": protocol, "rows": mine} for protocol, mine in rows.items()]
     return chart("price", "test accuracy minus SGD's, points, and its 95 % interval", "", [], groups=groups)
 
 
-def _interval(line: Line) -> dict[str, Any] | None:
-    """Of one seed there is none: its ends are null."""
+def interval(line: Line, less_is_better: bool = False) -> dict[str, Any] | None:
+    """The gain, above 0 where it is better. Of one seed there is no interval: its ends are null."""
     found = line.difference
     if found is None or line.passes is None:
         return None
-    low, high = (found.low, found.high) if found.count > 1 else (None, None)
-    ends = {"mean": found.mean, "low": low, "high": high}
+    sign = -1 if less_is_better else 1
+    low, high = sorted((sign * found.low, sign * found.high)) if found.count > 1 else (None, None)
+    ends = {"mean": sign * found.mean, "low": low, "high": high}
     return {"name": line.method, "passes": line.passes, **ends, "seeds": found.count}
 
 

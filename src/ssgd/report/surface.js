@@ -56,7 +56,7 @@ class TurningSurface {
     this.drawPoints(pen, heights, view, ratio);
     pen.fillStyle = getComputedStyle(this.canvas).color;
     pen.font = `${13 * ratio}px system-ui, sans-serif`;
-    pen.fillText(`${this.choice.value}: ${short(range.low)} to ${short(range.high)}, heights in logarithm`, 10 * ratio, 20 * ratio);
+    pen.fillText(`${this.choice.value}: ${short(range.low)} to ${short(range.high)}, heights on a logarithmic scale`, 10 * ratio, 20 * ratio);
   }
 
   // x and y in -1 … 1, one scale for both; z in -0.5 … 0.5.
@@ -103,9 +103,10 @@ class TurningSurface {
       pen.lineWidth = 3 * ratio;
       pen.strokeStyle = "#ffffff";
       pen.stroke();
-      pen.strokeText(names[k], a + 9 * ratio, b - 6 * ratio);
+      const told = `${names[k]} ${short(value)}`;
+      pen.strokeText(told, a + 9 * ratio, b - 6 * ratio);
       pen.fillStyle = "#000000";
-      pen.fillText(names[k], a + 9 * ratio, b - 6 * ratio);
+      pen.fillText(told, a + 9 * ratio, b - 6 * ratio);
     });
   }
 }
