@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ssgd.compilation import compiled_for, start_compilers
+from ssgd.compilation import allow_many_compilations, compiled_for, start_compilers
 from ssgd.recipes import get
 from ssgd.train import execution, train
 from ssgd.train.execution import Execution, set_up
@@ -31,13 +31,29 @@ def test_compilers_are_started_where_something_will_be_compiled(names, kind, com
     assert len(calls) == started + (compile is True)
 
 
+def test_more_than_eight_shapes_of_a_function_are_compiled():
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    allow_many_compilations()
+    counter = CompileCounter()
+    function = torch.compile(lambda x: x + 1, dynamic=False, backend=counter)
+    for size in range(2, 14):
+        function(torch.zeros(size))
+    assert counter.frame_count == 12
+
+
 @pytest.fixture(autouse=True)
 def same_switches():
     """Those that set_up sets for the whole process."""
+    from torch._dynamo import config
+
+    compilations = config.recompile_limit
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
     yield
     matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+    config.recompile_limit = compilations
 
 
 def test_compilers_are_there_soon_after(monkeypatch):

@@ -79,7 +79,8 @@ def test_gains_of_the_first_protocol():
 
 def test_the_best_the_nearest_and_how_far_off():
     tried = [line("SAM (0.05)", test=68.5), line("SAM (0.1)", test=68.3), line("ASAM (1)", test=60.0)]
-    assert best(tried) == "the best: SAM (0.05), ASAM (1)"
+    other = line("SAM (0.1)", test=91.0, protocol="net, other data")
+    assert best(tried) == best([*tried, other]) == "net, data, the best: SAM (0.05), ASAM (1)"
     assert nearest({"cifar10": {1e-4: -0.5, 5e-4: 0.1}}) == "nearest to the paper's: 0.0005 on cifar10 (+0.10)"
     assert off({"uniform": {0.5: 68.0, 0.9: 1.0}, "sign": {}}, {0.5: 69.5}).endswith("on average: uniform 1.50")
     assert by_task([line("base (adam)"), line("both signs (0.5)", -6.8), line("ssgd-half (0.5)", 1.0)]) == (

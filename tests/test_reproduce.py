@@ -1,9 +1,9 @@
 """Experiments: what they are made of, what counts as done, how they are run, and what they leave."""
 
 import json
+import math
 import re
 import shutil
-import signal
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,7 +29,7 @@ from ssgd.train.engine import Stopped
 from ssgd.train.execution import settled
 from ssgd.train.rundir import RunDir
 
-from .tiny_experiments import made_of, tiny
+from .tiny_experiments import cut_after, made_of, tiny
 
 COMMITTED = Path(__file__).parent.parent / "results"
 NEEDED = {"experiment", "model", "data", "method", "mode", "level", "law", "phases", "weight_decay", "seed", "epochs"}
@@ -221,6 +221,14 @@ def test_the_expected_time_comes_from_rows_of_the_same_net_and_device():
     assert expected_seconds(runs, rows, "cpu", 1) == (2.0, {"resnet20"})
     assert expected_seconds(runs, rows, "H200", 4) == (1 / 400 / 4 * 200, {"resnet20"})
     assert expected_seconds(runs, rows, "other", 1) == (0, {"small-cnn", "resnet20"})
+    odd = [{**rows[0], key: value} for key in ("seconds", "passes", "at_once") for value in (None, 0, math.nan)]
+    assert expected_seconds(runs, odd, "cpu", 1) == (0, {"small-cnn", "resnet20"})
+
+
+def test_a_row_without_a_curve_is_of_no_use_where_one_is_needed(tmp_path):
+    (tmp_path / "test.jsonl").write_text(json.dumps({**row_of(tiny()), "curve": None}) + "\n")
+    results = Results(tmp_path)
+    assert results.find(tiny(), 0) is not None and results.find(tiny(), 0, curve=True) is None
 
 
 def test_what_is_held_out_costs_nothing_and_data_of_unknown_size_no_known_time():
@@ -649,15 +657,8 @@ def test_a_run_that_was_cut_costs_what_is_left(here, monkeypatch):
     results, recipe = Results("results"), replace(tiny(), method="ssgd", phases="1-2S-1S", lr=(0.1,))
     (before,) = plan(made_of(recipe), "paper", results).to_do
     assert (before.begun, before.left, before.passes) == (0, 7, 7)
-    plain = RunDir.add_metrics
-
-    def cut_after_two(self, row):
-        plain(self, row)
-        if len(self.metrics()) == 2:
-            signal.raise_signal(signal.SIGTERM)
-
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(RunDir, "add_metrics", cut_after_two)
+        cut_after(2, patch)
         carry_out(plan(made_of(recipe), "paper", results), here, results)
     cut = plan(made_of(recipe), "paper", results)
     assert [(run.begun, run.left) for run in cut.to_do] == [(2, 4)]

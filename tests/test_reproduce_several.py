@@ -11,8 +11,9 @@ from ssgd.reproduce import EXPERIMENTS, Experiment, Picture, Results, carry_out,
 from ssgd.reproduce.planning import missing
 from ssgd.reproduce.scales import smoke
 from ssgd.train import Execution
+from ssgd.train.engine import Stopped
 
-from .tiny_experiments import made_of, tiny
+from .tiny_experiments import cut_after, made_of, tiny
 
 A, B, C = (tiny(name, weight_decay=decay) for name, decay in (("a", 1e-4), ("b", 2e-4), ("c", 3e-4)))
 SAME_AS_A = replace(A, name="test/same-as-a")
@@ -38,6 +39,28 @@ def test_what_two_need_is_trained_once_and_counts_for_both(here):
     after = plans(experiments, "paper", Results("results"))
     assert [len(plan.runs) for plan in after] == [2, 2] and not missing(after)
     assert carry_out(after, here, results) == {} and counted() == {"first": 2, "second": 1}
+
+
+def test_what_was_cut_under_one_name_goes_on_whatever_else_needs_it(here, monkeypatch):
+    long, same = replace(A, phases="4"), replace(SAME_AS_A, phases="4")
+    results, first, second = Results("results"), made_of(long, name="first"), made_of(same, name="second")
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        cut_after(2, patch)
+        carry_out(plans([second], "paper", results), here, results)
+    found = plans([first, second], "paper", results)
+    assert list(missing(found)) == ["test/same-as-a/seed-0"] and missing(found)["test/same-as-a/seed-0"][1].begun == 2
+    curves = replace(first, curves=True)  # for which what was cut may lack epochs
+    assert list(missing(plans([curves, second], "paper", results))) == ["test/a/seed-0"]
+
+
+@pytest.mark.parametrize("processes", ["2", "4"])
+def test_another_number_of_processes_is_refused_as_another_training(here, processes, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    results = Results("results")
+    with pytest.raises(ValueError, match=rf"test/a/seed-0 has devices=1, and {processes} processes.*: leave torchrun"):
+        carry_out(plans([made_of(A)], "paper", results), here, results)
+    with pytest.raises(ValueError, match="use --nproc-per-node 5"):
+        carry_out(plans([made_of(replace(A, devices=5))], "paper", results), here, results)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])

@@ -27,6 +27,15 @@ def test_a_run_that_diverges_does_so_alone(quiet):
         train(bad, quiet)
 
 
+def test_a_run_that_cannot_begin_is_named_at_once(quiet, capsys, monkeypatch):
+    bad, good = small(name="bad", data="cifar10"), small(name="good")
+    said = []
+    monkeypatch.setattr(Run, "step", lambda self, step=Run.step: (said.append(capsys.readouterr().err), step(self)))
+    jobs = compare([bad, good], replace(quiet, download=False, folder=quiet.out))
+    assert isinstance(jobs[0].failure, FileNotFoundError) and jobs[1].result is not None
+    assert "bad/seed-0: failed: " in said[0]  # not only when all others have ended
+
+
 def test_a_last_step_that_diverges_is_seen_by_the_test_loss(quiet):
     recipe = small(lr=(1e30,), phases="1", train_limit=64, batch=64)
     with pytest.raises(Diverged, match=r"the test loss is (nan|inf) after epoch 1: lower lr or the level"):

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
+COMPILATIONS = 64  # of one function
+
 Result = TypeVar("Result")
 
 
@@ -43,6 +45,13 @@ def or_as_it_is(compiled: Callable[..., Result], function: Callable[..., Result]
             return function(*arguments)
 
     return call
+
+
+def allow_many_compilations() -> None:
+    """For the whole process: torch compiles a function for eight nets or shapes, and the ninth would train without."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, COMPILATIONS)
 
 
 def start_compilers() -> None:

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)  # read once, when CUDA starts
     parser = argparse.ArgumentParser(
         prog="ssgd",
-        description="Training that finds flat minima.",
+        description="S-SGD around any PyTorch optimizer: train, compare, reproduce the paper, look at minima.",
         epilog=NEXT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -8,6 +8,7 @@ from ..train.recipe import Recipe
 from .cifar import LAW, MOMENTUM
 
 LEVEL = 0.25
+DEVICES = 8  # the cores of the paper's TPU, 128 images on each
 
 
 def table3(depth: int, method: str = "sgd") -> Recipe:
@@ -24,6 +25,7 @@ def table3(depth: int, method: str = "sgd") -> Recipe:
         lr_for_batch=256,
         warm_up=5,
         batch=1024,
+        devices=DEVICES,
         momentum=MOMENTUM,
         weight_decay=1e-4,
     )
@@ -37,6 +39,7 @@ def tiny_imagenet10() -> Recipe:
         data="tiny-imagenet-10",
         image_size=64,
         batch=128,
+        devices=1,
         lr_for_batch=None,
         weight_decay=5e-4,
     )

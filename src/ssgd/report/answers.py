@@ -76,12 +76,12 @@ def ranges(lines: Sequence[Line]) -> str:
 
 
 def best(lines: Sequence[Line]) -> str:
-    """Of each method the setting with the highest figure."""
+    """Of each method the setting with the highest figure, under the first protocol."""
     found: dict[str, Line] = {}
-    for line in lines:
+    for line in (line for line in lines if line.protocol == lines[0].protocol):
         name = line.method.partition(" (")[0]
         found[name] = max(found.get(name, line), line, key=lambda one: one.test.mean)
-    return f"the best: {', '.join(line.method for line in found.values())}" if found else ""
+    return f"{lines[0].protocol}, the best: {', '.join(line.method for line in found.values())}" if found else ""
 
 
 def by_task(lines: Sequence[Line], name: str = NAMES["ssgd"]) -> str:

@@ -25,6 +25,7 @@ IMAGENET: Wanted = {
     "lr_for_batch": 256,
     "warm_up": 5,
     "batch": 1024,
+    "devices": 8,
     "weight_decay": 1e-4,
 }
 SPEECH: Wanted = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -139,14 +140,24 @@ def missing(plans: Sequence[Plan]) -> dict[str, tuple[Plan, Planned]]:
     What begins where another ends is no other's.
     """
     found: dict[str, tuple[Plan, Planned]] = {}
-    known: set[tuple[str, str, int]] = set()
-    for plan in sorted(plans, key=lambda plan: not (plan.experiment.curves or plan.pictures)):
+    known: dict[tuple[str, str, int], str] = {}
+    for plan in sorted(plans, key=lambda plan: not _particular(plan)):
         for run in plan.to_do:
-            if run.name in found or (run.training in known and not plan.experiment.stem):
+            if run.name in found:
                 continue
+            if not plan.experiment.stem and run.training in known:
+                first, begun = found[known[run.training]]
+                if _particular(first) or run.begun <= begun.begun:
+                    continue
+                del found[known[run.training]]  # this one was cut further on
             found[run.name] = plan, run
-            known |= set() if plan.experiment.stem else {run.training}
+            known |= {} if plan.experiment.stem else {run.training: run.name}
     return found
+
+
+def _particular(plan: Plan) -> bool:
+    """Whether it needs more of its runs than their row."""
+    return plan.experiment.curves or bool(plan.pictures)
 
 
 def _plan(
@@ -211,8 +222,9 @@ def _rates(rows: Iterable[Row], device: str, at_once: int) -> dict[str, float]:
     """Seconds a sample, by net."""
     found = defaultdict(list)
     for row in rows:
-        numbers = all(isinstance(row.get(key), int | float) for key in ("passes", "seconds"))
-        whole = row.get("recipe") and "model" in row and numbers and "diverged" not in row
+        numbers = [row.get("passes"), row.get("seconds"), row.get("at_once", at_once)]
+        told = all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers)
+        whole = row.get("recipe") and "model" in row and told and "diverged" not in row
         work = _work(row["passes"], row["recipe"]) if whole else None
         if work and row.get("device") == device:
             found[row["model"]].append(row["seconds"] / row.get("at_once", at_once) / work)

@@ -55,7 +55,7 @@ class Results:
         """The row of this training with this seed, if it was ever made, under any name; with its curve if need be."""
         for row in self._of[identity(recipe), seed]:
             same = recipe.precision in ("auto", row["recipe"].get("precision"))
-            if same and not (curve and None in row.get("curve", [None])):
+            if same and not (curve and None in (row.get("curve") or [None])):
                 return row
         return None
 

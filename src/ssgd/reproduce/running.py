@@ -43,6 +43,7 @@ def carry_out(
     failures: dict[str, str] = {}
     plans = [plans] if isinstance(plans, Plan) else plans
     chosen = dict(islice(missing(plans).items(), limit))
+    _check_processes([run for _, run in chosen.values()])
     if on == "ray" or (execution.kind == "cuda" and "RANK" not in os.environ):
         order = longest_first([run for _, run in chosen.values()], results.rows, device_name(execution))
         chosen = {run.name: chosen[run.name] for run in order}
@@ -70,6 +71,19 @@ def carry_out(
         if plan.pictures and "RANK" not in os.environ:  # one process makes them: the same command without torchrun
             draw(plan, _what_is_left(execution, began))
     return failures
+
+
+def _check_processes(runs: Sequence[Planned]) -> None:
+    """Each process has noise and batch-norm of its own: another number of them is another training."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    for run in runs if count > 1 else ():
+        devices = run.recipe.devices
+        if devices != count:
+            remedy = f"use --nproc-per-node {devices}" if devices > 1 else "leave torchrun out"
+            raise ValueError(
+                f"{run.name} has devices={devices}, and {count} processes, each with noise and batch-norm of its own, "
+                f"would make another training of it: {remedy}, or choose others by --only"
+            )
 
 
 def train_here(

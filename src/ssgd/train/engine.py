@@ -115,6 +115,8 @@ def drive(
                     job.begin(sources)
                     progress.begin(job)
                 if job.over:
+                    if job.failure is not None:
+                        progress.end(job)
                     when_over(job)
                 elif job.run is None:
                     wait(job)

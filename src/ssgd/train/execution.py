@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..compilation import start_compilers
+from ..compilation import allow_many_compilations, start_compilers
 from ..core.checks import check_choice, check_count
 from ..methods import registry
 from ..models.registry import MODELS
@@ -101,6 +101,8 @@ def set_up(recipe: Recipe, execution: Execution, *beside: Recipe) -> None:
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(execution.deterministic)
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    if execution.kind == "cuda" and "images" in kinds and (alone if execution.compile is None else execution.compile):
-        start_compilers()
+    on_one_gpu = execution.kind == "cuda" and os.environ.get("WORLD_SIZE", "1") == "1"
+    if "images" in kinds and (on_one_gpu if execution.compile is None else execution.compile):
+        allow_many_compilations()
+        if execution.kind == "cuda":
+            start_compilers()
