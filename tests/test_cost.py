@@ -55,6 +55,16 @@ def test_a_step_goes_through_the_models_layers_once(monkeypatch):
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(("way", "looks"), [("points", 1), ("closure", 1), ("split", 2)])
+def test_a_walk_looks_for_its_weights_once(monkeypatch, way, looks):
+    model = mlp()
+    opt = SSGD(torch.optim.SGD(model.parameters(), lr=0.1), 0.2)
+    found, look = [], opt._moving_weights
+    monkeypatch.setattr(opt, "_moving_weights", lambda: found.append(1) or look())
+    take_step(opt, way, model, *vectors())
+    assert len(found) == looks  # split() asks first whether there is a batch to halve
+
+
 def test_importing_the_optimizer_loads_torch_and_the_core_alone():
     code = "import sys, ssgd; print([m for m in sys.modules if m.split('.')[0] in ('ssgd', 'matplotlib')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

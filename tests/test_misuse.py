@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import nn
-from torch.optim import LBFGS, SGD, Optimizer
+from torch.optim import LBFGS, SGD, Adadelta, Optimizer
 
 from ssgd import SSGD, NoiseSchedule
 from ssgd.methods.sam import SAM
@@ -137,6 +137,23 @@ def test_bad_bases():
         SSGD(SSGD(SGD(model.parameters(), lr=0.1), 0.3), 0.3)
     with pytest.raises(ValueError, match=r"nothing to perturb.*perturb=select"):
         SSGD(SGD([model[0].bias], lr=0.1), 0.3)
+
+
+class Jittery(SGD):
+    """It has noise of its own."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        self.defaults["noise"] = self.param_groups[0]["noise"] = 0.5
+
+
+@pytest.mark.parametrize(("wrap", "base", "key"), [(SAM, Adadelta, "rho"), (SSGD, Jittery, "noise")])
+def test_a_setting_of_the_bases_own_is_not_taken_for_the_methods_level(wrap, base, key):
+    base = base(mlp().parameters())
+    groups = [dict(g) for g in base.param_groups]
+    with pytest.raises(TypeError, match=f"{type(base).__name__} has a setting {key!r} of its own"):
+        wrap(base, 0.05)
+    assert base.param_groups == groups
 
 
 def test_a_refused_wrapper_leaves_the_base_as_it_was():

@@ -93,6 +93,17 @@ def test_a_users_own_law():
     assert free[0].norm() / w.detach().norm() == pytest.approx(0.3 * math.sqrt(2 / 3), rel=0.05)
 
 
+def test_a_law_that_returns_its_noise_is_refused():
+    w = nn.Parameter(torch.ones(2, 3))
+    before = w.detach().clone()
+    opt = SSGD(SGD([w], lr=0.1), 0.2, law=lambda z, generator: torch.randn(z.shape, generator=generator))
+    with pytest.raises(TypeError, match=r"the law '<lambda>' returned a tensor of its own.*fills z in place"):
+        for point in opt.points():
+            with point:
+                w.sum().backward()
+    assert torch.equal(w, before)
+
+
 def test_a_law_that_draws_only_zeros_leaves_the_weights():
     (w,) = make([(3, 3)])
     plus, minus = noises(SSGD(SGD([w], lr=0.1), 0.3, law=lambda z, generator: z.zero_()), [w])

@@ -6,6 +6,9 @@ import torch
 from torch import nn
 
 from ssgd.analysis.geometry import Line
+from ssgd.analysis.hessian import Hessian
+from ssgd.analysis.level import find_level
+from ssgd.analysis.sharpness import keskar, sam_sharpness
 from ssgd.analysis.surface import evaluate
 from ssgd.analysis.task import Task
 
@@ -36,6 +39,32 @@ def test_the_model_stays_as_it_was(plane, fails):
     after = picture_of(model)
     assert all(map(torch.equal, before[0], after[0])) and before[1:3] == after[1:3]
     assert torch.equal(before[3], after[3]) and calls >= 12
+
+
+def test_one_autocast_block_around_all_points_sees_every_change():
+    line = Line(solution(0), solution(1), net(9))
+    expected = evaluate(line, tasks(net(9)), line.grid(5), "keep", progress=False, precision="bf16")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = evaluate(line, tasks(net(9)), line.grid(5), "keep", progress=False, precision="bf16")
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda task: keskar(task, 0.1),
+        lambda task: sam_sharpness(task, 0.5),
+        lambda task: find_level(task, [0.1, 0.2]),
+        lambda task: Hessian(task, product="two-point").matvec(torch.ones(63)),
+    ],
+    ids=["keskar", "sam", "level", "hessian"],
+)
+def test_a_look_leaves_no_casts_of_moved_weights_in_an_autocast_block(look):
+    model = net(9).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        before = model(TRAIN[0][0])
+        look(Task(model, loss, TRAIN))
+        assert torch.equal(model(TRAIN[0][0]), before)
 
 
 def test_the_model_may_be_one_of_the_solutions_itself():

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim import SGD
+from torch.testing._internal.two_tensor import TwoTensor
 
 import ssgd
 from ssgd import SSGD
@@ -406,6 +407,21 @@ def test_weights_side_by_side_in_one_memory_are_two():
     storage = torch.randn(40)
     parameters = [nn.Parameter(part.view(4, 5)) for part in storage.split(20)]
     assert len(SSGD(SGD(parameters, lr=0.1), 0.5).realised_ratios()) == 2
+
+
+def test_weights_whose_values_lie_in_tensors_inside_them_are_each_their_own():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Linear(3, 4, bias=False))
+    for layer in model:
+        weight = layer.weight.detach()
+        layer.weight = nn.Parameter(TwoTensor(weight, weight.clone()))
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3)
+    before = [p.detach().clone() for p in model.parameters()]
+    for point in opt.points():
+        with point:
+            moved = [(p - w).a.norm() / w.a.norm() for p, w in zip(model.parameters(), before, strict=True)]
+            torch.testing.assert_close(torch.stack(moved), torch.full((3,), 0.3))
+            model(torch.ones(2, 3)).sum().backward()
+    assert all(torch.equal(p.a, w.a) and torch.equal(p.b, w.b) for p, w in zip(model.parameters(), before, strict=True))
 
 
 def test_weights_without_elements_are_each_their_own():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ..core import stale
 from .geometry import Geometry, State, blend
 
 
@@ -40,6 +41,7 @@ class Moving:
             torch._foreach_copy_(list(self._buffers.values()), values)
         for vector in self._weights:  # last: a buffer that is tied to them is none
             vector.move(anchor, self.geometry.amounts(*point))
+        stale.forget()
 
 
 class _Vector:

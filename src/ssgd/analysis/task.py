@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
+from ..core import stale
 from ..core.batchnorm import recompute_bn, tracking_layers
 from ..core.checks import check_choice
 from ..core.random_state import Snapshot, put_back, snapshot
@@ -194,5 +195,6 @@ def kept(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
+        stale.forget()
         for p, gradient in zip(model.parameters(), gradients, strict=True):
             p.grad = gradient

@@ -98,6 +98,8 @@ def as_real(tensor: Tensor) -> Tensor:
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """The first and last address of a tensor: the same for a tied weight, also when one of the two is transposed."""
+    if tensor.numel() and not tensor.data_ptr():  # its values lie in tensors inside it: known by its id, an empty span
+        return -id(tensor), -id(tensor)
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() * bool(tensor.numel())
 

@@ -16,7 +16,7 @@ ELSEWHERE = {  # bases whose state is not their own
 }
 
 
-def check_base(base: object) -> None:
+def check_base(base: object, own_keys: Iterable[str]) -> None:
     if isinstance(base, type):
         raise TypeError(f"pass an optimizer instance, such as {base.__name__}(model.parameters(), ...), not the class")
     if not isinstance(base, Optimizer):
@@ -37,6 +37,11 @@ def check_base(base: object) -> None:
     if isinstance(getattr(type(base), "param_groups", None), property) or theirs & own:
         raise TypeError(
             f"{type(base).__name__} is an optimizer around another: wrap the one inside it, and give it the result"
+        )
+    if shared := [key for key in own_keys if key in base.defaults]:  # as Adadelta has a rho
+        raise TypeError(
+            f"{type(base).__name__} has a setting {shared[0]!r} of its own, which would be taken for this method's "
+            "level: use another base"
         )
     if isinstance(base, torch.optim.SparseAdam):
         raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")

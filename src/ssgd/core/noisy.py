@@ -98,10 +98,9 @@ class Noisy(Wrapper):
 
     def realised_ratios(self) -> list[Tensor]:
         """``||n|| / ||w||`` of each tensor that gets noise: at the point entered, else for the next step's noise."""
-        weights = self._moving_weights()
         if self._walk is not None and self._walk.inside:
-            return weights.ratios()
-        with self._excursion():
+            return self._moving_weights().ratios()
+        with self._excursion() as weights:
             return weights.ratios()
 
     @torch.no_grad()
@@ -138,8 +137,8 @@ class Noisy(Wrapper):
 
     def register_graph(self, graph: torch.cuda.CUDAGraph) -> None:
         """Before capture: let ``graph`` draw this optimizer's noise. Call :meth:`before_replay` before each replay."""
-        self._seed_generators()
         weights = self._moving_weights()
+        self._seed_generators(weights)
         for rank in range(self._ranks_here):
             for bucket in weights.buckets:
                 generator = self._generator(weights, bucket, rank)
@@ -149,16 +148,17 @@ class Noisy(Wrapper):
 
     def before_replay(self) -> None:
         """Give the graph's next replay the noise of the next step: on the stream that replays it."""
-        self._seed_generators()
+        self._seed_generators(self._moving_weights())
         self._advance()
 
     # --- for the methods --------------------------------------------------------------------------------------------
 
     def _over(self, signs: Sequence[int], shares: Sequence[float] | None = None) -> Walk:
         """A walk with these signs over the batch; at level 0 the clean point alone."""
-        if not self._noisy():
+        weights = self._moving_weights()
+        if not weights.buckets:
             signs, shares = [0], None
-        return self._begin(lambda: self._make_walk(signs, shares or [1 / len(signs)] * len(signs)))
+        return self._begin(lambda: self._make_walk(weights, signs, shares or [1 / len(signs)] * len(signs)))
 
     def _over_halves(
         self, batch: tuple[Any, ...], signs: Sequence[int], shares: Sequence[float] | None = None
@@ -211,17 +211,17 @@ class Noisy(Wrapper):
     def _clean(self) -> bool:
         return not self._noisy()
 
-    def _make_walk(self, signs: Sequence[int], shares: Sequence[float]) -> Walk:
+    def _make_walk(self, weights: TwoPoints, signs: Sequence[int], shares: Sequence[float]) -> Walk:
         first = self._walk is None
         self._turn = 0 if first else (self._turn + 1) % self._ranks_here
         if not capturing():
-            self._seed_generators()
+            self._seed_generators(weights)
         elif self._turn == 0 and not first:
             raise RuntimeError("a CUDA graph holds one batch a step: capture step() with it, or accumulate eagerly")
         elif self.rng == "same":
             raise RuntimeError('rng="same" puts random states back on the host, which a CUDA graph cannot hold')
         return Walk(
-            moves=SignedMoves(self._moving_weights(), signs, self._plus),
+            moves=SignedMoves(weights, signs, self._plus),
             shares=shares,
             parameters=self._parameters(),
             model=self.model,
@@ -237,12 +237,12 @@ class Noisy(Wrapper):
             raise RuntimeError(
                 "this between two points would change the noise of those to come: call it after the last"
             )
-        if not self._noisy():
-            raise RuntimeError("every noise level is 0, so there is no point beside w to look at")
         weights = self._moving_weights()
+        if not weights.buckets:
+            raise RuntimeError("every noise level is 0, so there is no point beside w to look at")
         if weights.kept:
             raise RuntimeError("this inside the loss of symmetric_excess() would see perturbed weights: call it after")
-        self._seed_generators()
+        self._seed_generators(weights)
         sharded = sharded_modules(self.model)
         reshard(sharded)
         try:
@@ -254,6 +254,7 @@ class Noisy(Wrapper):
 
     def _moving_weights(self) -> TwoPoints:
         """The weights to move, as flat aliases; made anew when a tensor, its place or the choice has changed."""
+        self._levels()  # checks them
         index = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
         active = self._active()
         chosen = [(p, index[id(p)]) for p in self.selected if active[index[id(p)]]]
@@ -268,8 +269,7 @@ class Noisy(Wrapper):
 
     def _noisy(self) -> bool:
         """Whether any tensor gets noise: chosen, trainable, and of a level above 0."""
-        self._levels()  # checks them
-        return any(self._active()) and bool(self._moving_weights().buckets)
+        return bool(self._moving_weights().buckets)
 
     def _active(self) -> list[bool]:
         """Which groups get noise; a tensor is never looked at, and so never taken for zero."""
@@ -282,10 +282,9 @@ class Noisy(Wrapper):
             self._generators[kind, bucket.key, rank] = kind(bucket.tensors[0].device)
         return self._generators[kind, bucket.key, rank]
 
-    def _seed_generators(self) -> None:
+    def _seed_generators(self, weights: TwoPoints) -> None:
         """Noise is a function of seed, step, rank and shard: all batches of one step see the same."""
         group = self.param_groups[0]
-        weights = self._moving_weights()
         for index, bucket in enumerate(weights.buckets):
             shard = [] if bucket.sharding is None else bucket.sharding.coordinates
             for rank in range(self._ranks_here):

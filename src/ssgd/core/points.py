@@ -78,17 +78,8 @@ class TwoPoints(KeptWeights):
         super().__init__(buckets, foreach)
         self.law = law
         self.damping = damping  # what a parameter's noise is divided by
-        self._mirror: list[list[Tensor]] = []  # w + n, from rest() to minus()
-
-    @property
-    def away(self) -> bool:
-        """Whether the weights may be elsewhere than at w."""
-        return bool(self.kept) and not self._mirror
-
-    @property
-    def resting(self) -> bool:
-        """Whether minus() can follow."""
-        return bool(self._mirror)
+        self.resting = False  # at w, between rest() and minus()
+        self._mirror: list[list[Tensor]] = []  # w + n, meanwhile
 
     @torch.no_grad()
     def plus(self, levels: Sequence[Level], generators: Sequence[torch.Generator], draw: int = 0) -> None:
@@ -96,11 +87,15 @@ class TwoPoints(KeptWeights):
 
         ``draw`` tells the draws of one walk apart where the generators, being mere seeds, do not.
         """
-        self._mirror = []
+        self.resting = False
         self.keep()
         for bucket, generator in zip(self.buckets, generators, strict=True):
             flat = bucket.empty()
-            self.law.fill(flat, generator)
+            filled = self.law.fill(flat, generator)
+            if isinstance(filled, Tensor) and filled.data_ptr() != flat.data_ptr():
+                raise TypeError(
+                    f"the law {self.law.name!r} returned a tensor of its own: fill(z, generator) fills z in place"
+                )
             drawn = bucket.cut(flat)
             if self.damping is not None:
                 self.each("div_", drawn, [self.damping(p) for p in bucket.parameters])
@@ -114,10 +109,12 @@ class TwoPoints(KeptWeights):
         mirror = [bucket.copy() for bucket in self.buckets]
         self.set_to(self.kept)
         self._mirror = mirror
+        self.resting = True
 
     @torch.no_grad()
     def minus(self) -> None:
         """w → w − n, after rest()."""
+        self.resting = False
         mirror, self._mirror = self._mirror, []
         for bucket, reflected in zip(self.buckets, mirror, strict=True):
             bucket.follow()
@@ -129,6 +126,7 @@ class TwoPoints(KeptWeights):
         if self.resting:
             self.kept = []
         super().restore()
+        self.resting = False
         self._mirror = []
 
     @torch.no_grad()
@@ -214,19 +212,10 @@ class FusedTwoPoints(TwoPoints):
         self._kernels = [BucketKernels(bucket, law) for bucket in buckets]
         self._seeds: list[Tensor] = []
         self._draw = 0
-        self._at_rest = False
-
-    @property
-    def away(self) -> bool:
-        return bool(self.kept) and not self._at_rest
-
-    @property
-    def resting(self) -> bool:
-        return bool(self.kept) and self._at_rest
 
     @torch.no_grad()
     def plus(self, levels: Sequence[Level], generators: Sequence[torch.Generator], draw: int = 0) -> None:
-        self._at_rest = False
+        self.resting = False
         self._seeds = [g.number for g in generators if isinstance(g, DeviceSeed)]
         self._draw = draw
         self.keep()
@@ -242,18 +231,14 @@ class FusedTwoPoints(TwoPoints):
     @torch.no_grad()
     def rest(self) -> None:
         self.set_to(self.kept)
-        self._at_rest = True
+        self.resting = True
 
     @torch.no_grad()
     def minus(self) -> None:
-        self._at_rest = False
+        self.resting = False
         for kernels, (kept,), seed in zip(self._kernels, self.kept, self._seeds, strict=True):
             kernels.minus(kept, seed, self._draw)
         stale.forget()
-
-    def restore(self) -> None:
-        super().restore()
-        self._at_rest = False
 
     @torch.no_grad()
     def both(self, levels: Sequence[Level], generators: Sequence[torch.Generator]) -> tuple[Values, Values]:
@@ -309,10 +294,11 @@ class SignedMoves:
 
     def go(self, index: int) -> None:
         sign = self.signs[index]
-        if sign > 0 or (sign < 0 and not self.weights.resting):
+        if sign > 0:
             self._plus(self.weights, index)
-        if sign < 0:
-            if self.weights.away:  # a point −n of its own
+        elif sign < 0:
+            if not self.weights.resting:  # a point −n of its own
+                self._plus(self.weights, index)
                 self.weights.rest()
             self.weights.minus()
 

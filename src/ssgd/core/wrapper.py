@@ -38,7 +38,7 @@ class Wrapper(Optimizer):
     _found_inf: Tensor | None = None  # above 0 where a fused base was told to skip its last step
 
     def __init__(self, base: Optimizer, own: dict[str, Any], model: nn.Module | None, nonfinite: str) -> None:
-        check_base(base)
+        check_base(base, own)
         check_model(model)
         check_choice("nonfinite", nonfinite, ("step", "skip", "raise"))
         self.base = base

@@ -71,14 +71,14 @@ class EntropySGD(Noisy):
         """The inner iterates x′."""
         if self._walk is not None and self._walk.complete and any(p.grad is not None for p in self._parameters()):
             raise RuntimeError("Entropy-SGD does not accumulate: call step() and zero_grad() after each walk")
-        self._noisy()  # checks the levels
-        yield from self._begin(self._langevin)
+        weights = self._moving_weights()  # checks the levels too
+        yield from self._begin(lambda: self._langevin(weights))
 
-    def _langevin(self) -> Walk:
+    def _langevin(self, weights: TwoPoints) -> Walk:
         if not capturing():
-            self._seed_generators()
+            self._seed_generators(weights)
         return Walk(
-            moves=Langevin(self, self._moving_weights()),
+            moves=Langevin(self, weights),
             shares=[0.0] * (self.inner_steps - 1) + [1.0],  # the last leaves the entropy's gradient
             parameters=self._parameters(),
             model=self.model,
