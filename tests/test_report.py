@@ -103,6 +103,10 @@ def test_statistics_gathered_again_are_told_and_decide_nothing():
     runs = [run("table2/cifar100/resnet20/ssgd-0.5", 1, test_accuracy=60.0, test_accuracy_recomputed_bn=69.4)]
     found = outcome(asked, "table2", runs)
     assert (found.verdict, found.anew.mean, found.anew.count) == (NOT_REPRODUCED, 69.4, 1)
+    assert found.anew_verdict == UNDECIDED  # the gain is not known
+    sgd = run("table2/cifar100/resnet20/sgd", 1, test_accuracy=59.0, test_accuracy_recomputed_bn=68.0)
+    assert outcome(asked, "table2", [*runs, sgd]).anew_verdict == REPRODUCED
+    assert outcome(asked, "table2", [*runs, sgd]).verdict == NOT_REPRODUCED
     assert outcome(asked, "table2", [run("table2/cifar100/resnet20/ssgd-0.5", 1)]).anew is None
     assert outcome(replace(asked, metric="train_accuracy"), "table2", runs).anew is None
 

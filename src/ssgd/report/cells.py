@@ -61,6 +61,7 @@ class Outcome:
     verdict: str
     gain: float | None
     anew: Sample | None = None  # with batch-norm's statistics gathered again: told, and no part of the verdict
+    anew_verdict: str | None = None  # what it would be by those
     diverged: int = 0  # seeds whose loss became nan or infinite, and which have no figure
 
 
@@ -74,8 +75,14 @@ def outcome(cell: Cell, part: str, runs: list[Run]) -> Outcome:
     diverged = sum(run.diverged for run in matching(runs, cell.wanted, part)) if cell.wanted else 0
     if diverged and not ours and not small:
         said = OURS_ALONE if cell.paper is None else NOT_REPRODUCED
-    anew, _ = values(replace(cell, metric=ANEW), part, runs) if cell.metric == "test_accuracy" else ({}, False)
-    return Outcome(cell, ours, found, small, said, gain, sample(anew.values()) if anew else None, diverged)
+    again = outcome(_anew(cell), part, runs) if cell.metric == "test_accuracy" else None
+    if again is None or again.sample is None:
+        return Outcome(cell, ours, found, small, said, gain, diverged=diverged)
+    return Outcome(cell, ours, found, small, said, gain, again.sample, again.verdict, diverged)
+
+
+def _anew(cell: Cell) -> Cell:
+    return replace(cell, metric=ANEW, base=None if cell.base is None else _anew(cell.base))
 
 
 def gain_over(base: Mapping[int, float], ours: Mapping[int, float]) -> float:
