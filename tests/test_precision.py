@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import SGD, SparseAdam
 
 from ssgd import SSGD
-from ssgd.methods import SAM, EntropySGD, OneSided
+from ssgd.methods import SAM, EntropySGD, OneSided, Plain
 
 from .problems import convnet, images, mlp, run_passes, same, take_step, vectors, weights
 
@@ -174,6 +174,18 @@ def test_sparse_gradients_are_refused():
     assert same(emb, before)
     with pytest.raises(TypeError, match="SparseAdam is not served"):
         SSGD(SparseAdam(emb.parameters()), 0.3)
+
+
+@pytest.mark.parametrize("wrap", [lambda base: SSGD(base, 0.0), Plain], ids=["SSGD", "Plain"])
+def test_at_w_itself_sparse_gradients_are_the_bases_own(wrap):
+    table = nn.Embedding(5, 3, sparse=True)
+    before, opt = table.weight.detach().clone(), wrap(SGD(table.parameters(), lr=0.1))
+    for point in opt.points():
+        with point:
+            table(torch.tensor([1, 2])).sum().backward()
+    opt.step()
+    before[1:3] -= 0.1
+    torch.testing.assert_close(table.weight.detach(), before)
 
 
 @pytest.mark.parametrize("way", ["points", "closure", "split"])

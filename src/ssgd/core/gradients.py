@@ -74,14 +74,15 @@ class MeanGradient:
 
     @torch.no_grad()
     def _rescale(self, share: float) -> None:
+        if share == self._share:
+            return
         gradients = present(self.parameters)
         others = [p.grad for p in self.beside if p.grad is not None]
         gradients += [local(g) for g in others if g.layout is torch.strided]
-        if share != self._share:
-            if gradients:
-                torch._foreach_mul_(gradients, self._share / share)
-            for sparse in (g for g in others if g.layout is not torch.strided):
-                sparse.mul_(self._share / share)
+        if gradients:
+            torch._foreach_mul_(gradients, self._share / share)
+        for sparse in (g for g in others if g.layout is not torch.strided):
+            sparse.mul_(self._share / share)
         self._share = share
 
 
