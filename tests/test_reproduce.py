@@ -62,7 +62,7 @@ def shared(tmp_path_factory):
 def test_every_table_and_figure_of_the_paper_has_an_experiment():
     tables = [*(f"table{n}" for n in (1, 2, 3, 4, 5)), "tableA1", "tableA2"]
     figures = [*(f"fig{n}" for n in range(2, 8)), *(f"figA{n}" for n in range(1, 7))]
-    ours = ["baseline", "level", "setting", "price", "tune", "beyond"]
+    ours = ["baseline", "level", "setting", "price", "tune", "front", "beyond"]
     assert list(EXPERIMENTS) == [*tables, *figures, "comparison", *ours]
 
 
@@ -272,6 +272,14 @@ def test_price_takes_its_levels_from_those_that_tune_tries():
         recipe = get(f"price/cifar10/vgg16/{label}")
         assert (recipe.method, recipe.level, recipe.law, recipe.held_out) == (method, level, "uniform", 0)
         assert 0 not in recipe.seeds and get("tune/cifar10/vgg16/sgd").seeds == (0,)
+
+
+def test_front_states_every_level_of_noise_as_a_ratio_of_norms():
+    recipes = [run.recipe for run in plan(EXPERIMENTS["front"], "paper", Results("nowhere")).runs]
+    assert {(recipe.law, recipe.held_out, recipe.seeds) for recipe in recipes} == {("sphere", 5000, (0,))}
+    told = {recipe.name.rpartition("/")[2]: (recipe.method, recipe.level, recipe.weight_decay) for recipe in recipes}
+    assert told["noise-halves-0.25"] == ("noise-halves", 0.25, 5e-4) and told["ssgd-0.17"] == ("ssgd", 0.17, 5e-4)
+    assert told["sgd-decay-2e-3"] == ("sgd", None, 2e-3)
 
 
 def test_a_plan_says_all_before_anything_is_done(here, capsys):

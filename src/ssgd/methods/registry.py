@@ -115,6 +115,14 @@ _methods = [
     Method("ssgdr", "S-SGD under SGDR's warm restarts", SSGD, 2, _noise(0.25, 1.0), warm_restarts=True),
     Method("noise", "one-sided Gaussian noise of fixed norm", OneSided, 1, _noise(0.2, 1.0)),
     Method(
+        "noise-halves",
+        "one-sided Gaussian noise, a draw for each half of the batch",
+        OneSided,
+        1,
+        _noise(0.2, 1.0),
+        halves=True,
+    ),
+    Method(
         "smoothout",
         "SmoothOut: one-sided uniform noise",
         OneSided,

@@ -14,6 +14,7 @@ from . import (
     fig3,
     fig5,
     fig7,
+    front,
     level,
     price,
     setting,
@@ -91,6 +92,7 @@ def _all() -> dict[str, Callable[[], Recipe]]:
             makers += [
                 partial(price.tune, data, model, label, a) for label, tried in price.TUNED.items() for a in tried
             ]
+    makers += [partial(front.front, label, a) for label, tried in front.LEVELS.items() for a in tried]
     makers += [partial(beyond.stem, task) for task in beyond.STEM_EPOCHS]
     makers += [partial(beyond.beyond, task, label) for task in beyond.LEVELS for label in beyond.labels(task)]
     return {make().name: make for make in makers}

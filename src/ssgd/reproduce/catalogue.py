@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..recipes import baseline as baselines
 from ..recipes import beyond, comparison, fig3, fig5, fig7, price, spectra, table1, table2, table3, table4, table5
+from ..recipes import front as fronts
 from ..recipes import level as levels
 from ..recipes import setting as settings
 from ..train.recipe import Recipe
@@ -126,6 +127,10 @@ def _of_tune(scale: str) -> list[Recipe]:
     return at(scale, [price.tune(*where, *one) for where in _nets(scale) for one in tried])
 
 
+def _of_front(scale: str) -> list[Recipe]:
+    return at(scale, [fronts.front(label, a) for label, tried in fronts.LEVELS.items() for a in tried])
+
+
 def _of_beyond(scale: str) -> list[Recipe]:
     stems = [beyond.stem(task) for task in beyond.STEM_EPOCHS]
     return at(scale, [*stems, *(beyond.beyond(task, label) for task in beyond.LEVELS for label in beyond.labels(task))])
@@ -195,6 +200,7 @@ _experiments = [
     Experiment("setting", _own, "does the gain hang on weight decay, shortcut, batch-norm or devices?", _of_setting),
     Experiment("price", _own, "what does a gain cost in passes?", _of_price),
     Experiment("tune", _own, "levels and rho on images held out, for price", _of_tune),
+    Experiment("front", _own, "what does a level cost, and what does it bring?", _of_front),
     Experiment(
         "beyond", _own, "words, speech, ten classes of ImageNet: at the same epochs and cost", _of_beyond, stem="stem"
     ),
