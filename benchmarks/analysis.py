@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from measure import Row, report, spread
-from ssgd import models
 from ssgd.analysis.geometry import Directions, Plane
 from ssgd.analysis.hessian import Hessian
 from ssgd.analysis.journal import read
@@ -39,10 +38,11 @@ from ssgd.analysis.precision import full_precision
 from ssgd.analysis.spectrum import spectrum
 from ssgd.analysis.surface import Surface, evaluate
 from ssgd.analysis.task import Task, evaluating
-from ssgd.data.cifar import cifar
-from ssgd.data.fake import fake_images
-from ssgd.data.images import ImageSet
-from ssgd.data.on_device import DeviceImages
+from ssgd.lab import models
+from ssgd.lab.data.cifar import cifar
+from ssgd.lab.data.fake import fake_images
+from ssgd.lab.data.images import ImageSet
+from ssgd.lab.data.on_device import DeviceImages
 
 Batches = list[tuple[Tensor, Tensor]]
 FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
@@ -95,7 +95,7 @@ class Bench:
         torch.manual_seed(0)
         name, self.state = options.model, None
         if options.run is not None:
-            from ssgd.solutions import solution
+            from ssgd.lab.solutions import solution
 
             found = solution(options.run)
             name, self.state = found.recipe.model, found.state

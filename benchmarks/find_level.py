@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from measure import Row, report
-from ssgd import SSGD, models
+from ssgd import SSGD
 from ssgd.analysis.level import find_level
 from ssgd.analysis.task import Task
-from ssgd.data.digits import DigitSplit, digits
+from ssgd.lab import models
+from ssgd.lab.data.digits import DigitSplit, digits
 
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)
 BATCH = 20

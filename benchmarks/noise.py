@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from measure import CudaMeter, Row, interleaved, ratio, report, spread
-from ssgd import models
 from ssgd.core.buckets import make_buckets
 from ssgd.core.noise import LAWS
 from ssgd.core.points import DeviceSeed, FusedTwoPoints, TwoPoints
+from ssgd.lab import models
 
 NETS = {"resnet20": ("resnet20", 100), "wrn28_4": ("wrn28-4", 100), "resnet50": ("imagenet-resnet50", 1000)}
 MOVES = ("plus", "rest", "minus", "restore")

@@ -24,11 +24,11 @@ import torch
 
 from measure import Row, report, spread
 from ssgd.cli.main import CONNECTIONS
-from ssgd.data import load
-from ssgd.recipes import get
-from ssgd.train.distributed import Ranks
-from ssgd.train.execution import Execution, set_up, settled
-from ssgd.train.run import Run
+from ssgd.lab.data import load
+from ssgd.lab.recipes import get
+from ssgd.lab.train.distributed import Ranks
+from ssgd.lab.train.execution import Execution, set_up, settled
+from ssgd.lab.train.run import Run
 
 COUNTS = (1, 2, 4, 8, 12)
 WORDS, IN_A_STEP = 10_000, 20 * 35

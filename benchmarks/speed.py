@@ -26,14 +26,14 @@ import torch.nn.functional as F
 
 from limits import copy_rate, limit, product_rate
 from measure import Row, ratio, report, spread
-from ssgd import models
-from ssgd.data.images import ImageSet
-from ssgd.data.on_device import DeviceImages
-from ssgd.train import classify
-from ssgd.train.distributed import Ranks
-from ssgd.train.execution import Execution, set_up, settled
-from ssgd.train.recipe import Recipe
-from ssgd.train.run import Run
+from ssgd.lab import models
+from ssgd.lab.data.images import ImageSet
+from ssgd.lab.data.on_device import DeviceImages
+from ssgd.lab.train import classify
+from ssgd.lab.train.distributed import Ranks
+from ssgd.lab.train.execution import Execution, set_up, settled
+from ssgd.lab.train.recipe import Recipe
+from ssgd.lab.train.run import Run
 from vmapped import VmappedStep
 
 DEVICE = torch.device("cuda", 0)

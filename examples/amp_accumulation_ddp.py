@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ssgd import SSGD
-from ssgd.data.digits import digits
-from ssgd.models import build
+from ssgd.lab.data.digits import digits
+from ssgd.lab.models import build
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=20)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ssgd.data.digits import digits
 from ssgd.jax import symmetric
+from ssgd.lab.data.digits import digits
 
 
 def init(key):

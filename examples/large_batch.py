@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from ssgd import SSGD
-from ssgd.data.digits import digits
-from ssgd.models import build
+from ssgd.lab.data.digits import digits
+from ssgd.lab.models import build
 
 BATCH = 500
 

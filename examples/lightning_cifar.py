@@ -8,11 +8,11 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from ssgd.data import digit_images
-from ssgd.data.cifar import FOLDERS, cifar
-from ssgd.data.where import data_folder
 from ssgd.integrations.lightning import SymmetricNoise
-from ssgd.models import build
+from ssgd.lab.data import digit_images
+from ssgd.lab.data.cifar import FOLDERS, cifar
+from ssgd.lab.data.where import data_folder
+from ssgd.lab.models import build
 
 
 class Classifier(LightningModule):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ssgd import SSGD
-from ssgd.data.text import TextSource, fake_text
+from ssgd.lab.data.text import TextSource, fake_text
 
 ROWS = 20  # places of the text that are read at once
 

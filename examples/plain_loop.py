@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from ssgd import SSGD
-from ssgd.data.digits import digits
-from ssgd.models import build
+from ssgd.lab.data.digits import digits
+from ssgd.lab.models import build
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--noise", type=float, default=0.2, help="the level ‖n‖ / ‖w‖; 0 is SGD (default: 0.2)")

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ssgd.cli.main import COMMANDS
-from ssgd.train import Execution, Recipe
+from ssgd.lab.train import Execution, Recipe
 
 WITH_FIELDS = ("train", "compare")
 

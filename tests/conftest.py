@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture
 def quiet(tmp_path):
     """Trainings on the CPU, into a folder of the test's own."""
-    from ssgd.train import Execution
+    from ssgd.lab.train import Execution
 
     return Execution(out=str(tmp_path / "runs"), device="cpu", progress=False)
 

@@ -9,10 +9,10 @@ import numpy as np
 from ssgd.analysis import results
 from ssgd.analysis.spectrum import Spectrum
 from ssgd.analysis.surface import Surface
-from ssgd.recipes import get
-from ssgd.recipes.beyond import LABELS, labels
-from ssgd.report import write
-from ssgd.report.runs import as_run
+from ssgd.lab.recipes import get
+from ssgd.lab.recipes.beyond import LABELS, labels
+from ssgd.lab.report import write
+from ssgd.lab.report.runs import as_run
 
 
 def row(name, seed=0, changes=None, **figures):

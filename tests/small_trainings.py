@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from ssgd import models
 from ssgd.core.noise import mix
-from ssgd.data import registry
+from ssgd.lab import models
+from ssgd.lab.data import registry
+from ssgd.lab.train import Recipe, train
+from ssgd.lab.train.distributed import Ranks
+from ssgd.lab.train.run import Run
 from ssgd.methods import METHODS
-from ssgd.train import Recipe, train
-from ssgd.train.distributed import Ranks
-from ssgd.train.run import Run
 
 CPU = torch.device("cpu")
 SMALL = Recipe(

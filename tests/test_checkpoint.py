@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ssgd.files import DiskProblem, write_whole
-from ssgd.train import checkpoint as module
-from ssgd.train.checkpoint import Checkpoints, weights
+from ssgd.lab.train import checkpoint as module
+from ssgd.lab.train.checkpoint import Checkpoints, weights
 
 from .test_files import small_disk
 
@@ -175,7 +175,7 @@ def test_a_full_disk(tmp_path):
 KILLED = """
 import multiprocessing, random, sys, time
 import torch
-from ssgd.train.checkpoint import Checkpoints
+from ssgd.lab.train.checkpoint import Checkpoints
 
 fork = multiprocessing.get_context("fork")
 done = fork.Value("q", 0, lock=False)

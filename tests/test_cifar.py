@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from ssgd.data import cifar as module
-from ssgd.data.cifar import ArraysOnly, cifar
+from ssgd.lab.data import cifar as module
+from ssgd.lab.data.cifar import ArraysOnly, cifar
 
 from .server import serving
 

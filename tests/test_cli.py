@@ -11,12 +11,12 @@ import pytest
 
 from ssgd.cli.compare import variants
 from ssgd.cli.main import CONNECTIONS, main
+from ssgd.lab.models import MODELS
+from ssgd.lab.recipes import RECIPES, get
+from ssgd.lab.recipes.configure import from_command_line
+from ssgd.lab.train import Recipe, RunDir, find_runs
+from ssgd.lab.train.__main__ import main as python_m
 from ssgd.methods import METHODS
-from ssgd.models import MODELS
-from ssgd.recipes import RECIPES, get
-from ssgd.recipes.configure import from_command_line
-from ssgd.train import Recipe, RunDir, find_runs
-from ssgd.train.__main__ import main as python_m
 
 SHORT = ["phases=1", "lr=0.1", "train_limit=100", "test_limit=50", "device=cpu", "progress=false"]
 
@@ -247,7 +247,7 @@ def test_recipes_are_listed_and_shown(capsys):
 def test_methods_and_models_are_listed(capsys, monkeypatch):
     assert main(["methods"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == list(METHODS)
-    monkeypatch.setattr("ssgd.models.MODELS", {name: MODELS[name] for name in ("resnet20", "small-cnn")})
+    monkeypatch.setattr("ssgd.lab.models.MODELS", {name: MODELS[name] for name in ("resnet20", "small-cnn")})
     assert main(["models"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 2 and re.match(r"resnet20 +269,722 parameters for 10 classes", shown[0])
@@ -322,7 +322,7 @@ def test_python_m_trains_with_torch_and_numpy_alone(here):
 import sys
 for name in ("tqdm", "tyro", "matplotlib", "tensorboard", "safetensors", "PIL", "scipy", "pandas", "yaml"):
     sys.modules[name] = None
-from ssgd.train.__main__ import main
+from ssgd.lab.train.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
     words = [word for word in SHORT if word != "progress=false"]
@@ -350,7 +350,7 @@ def test_tensorboard_that_is_missing_is_named(here, monkeypatch, capsys):
 def test_python_m_lists_the_recipes(capsys):
     assert (python_m(["--help"]), python_m([])) == (0, 2)
     shown = capsys.readouterr().out
-    assert "python -m ssgd.train RECIPE key=value" in shown and "table2/cifar100/vgg16/ssgd-0.9" in shown
+    assert "python -m ssgd.lab.train RECIPE key=value" in shown and "table2/cifar100/vgg16/ssgd-0.9" in shown
     assert python_m(["digts"]) == 2 and "did you mean digits?" in capsys.readouterr().err
 
 

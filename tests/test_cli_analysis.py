@@ -13,10 +13,10 @@ from torch import nn
 
 from ssgd.cli.main import main
 from ssgd.core.batchnorm import tracking_layers
-from ssgd.recipes import get
-from ssgd.solutions import solution, tasks
-from ssgd.train import Execution, train
-from ssgd.train.job import Sources
+from ssgd.lab.recipes import get
+from ssgd.lab.solutions import solution, tasks
+from ssgd.lab.train import Execution, train
+from ssgd.lab.train.job import Sources
 
 FEW = ["--limit", "40", "--device", "cpu", "--quiet"]
 

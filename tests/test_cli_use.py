@@ -7,7 +7,7 @@ import pytest
 
 from ssgd.cli.compare import variants
 from ssgd.cli.main import main
-from ssgd.recipes import get
+from ssgd.lab.recipes import get
 
 from .speech_files import sound, write_wav
 

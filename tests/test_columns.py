@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssgd.columns import in_columns
+from ssgd.lab.columns import in_columns
 
 
 def test_columns_are_as_wide_as_their_longest_cell_and_lines_end_with_their_last_word():

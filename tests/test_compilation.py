@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ssgd.compilation import allow_many_compilations, compiled_for, start_compilers
-from ssgd.recipes import get
-from ssgd.train import execution, train
-from ssgd.train.execution import Execution, set_up
+from ssgd.lab.compilation import allow_many_compilations, compiled_for, start_compilers
+from ssgd.lab.recipes import get
+from ssgd.lab.train import execution, train
+from ssgd.lab.train.execution import Execution, set_up
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssgd.models import build
-from ssgd.train import convolutions
-from ssgd.train.convolutions import FastConv2d, conv3x3, conv3x3_grad_input, conv3x3_grad_weight, use_fast_convolutions
+from ssgd.lab.models import build
+from ssgd.lab.train import convolutions
+from ssgd.lab.train.convolutions import (
+    FastConv2d,
+    conv3x3,
+    conv3x3_grad_input,
+    conv3x3_grad_weight,
+    use_fast_convolutions,
+)
 
 from .interpreter import why_not
 
@@ -86,7 +92,7 @@ def test_whole_numbers_come_out_exactly(name, layout):
 @interpreted
 @pytest.mark.parametrize("name", ["16", "wider"])
 def test_every_plan_gives_the_same(name):
-    from ssgd.train import convolution_kernels as kernels
+    from ssgd.lab.train import convolution_kernels as kernels
 
     x, weight, out, gradient, stride = problem(name)
     right = out, *torch.autograd.grad(out, (x, weight), gradient)

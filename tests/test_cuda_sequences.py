@@ -10,18 +10,18 @@ from dataclasses import replace
 
 import torch
 
-from ssgd.data import load
-from ssgd.data.resize import cut
-from ssgd.data.speech.ctc import ctc_loss
-from ssgd.models import build
-from ssgd.recipes import get
-from ssgd.train import Execution, train
-from ssgd.train.distributed import Ranks
-from ssgd.train.execution import set_up
-from ssgd.train.graphs import GraphSteps
-from ssgd.train.job import Sources
-from ssgd.train.recipe import Recipe
-from ssgd.train.run import Run
+from ssgd.lab.data import load
+from ssgd.lab.data.resize import cut
+from ssgd.lab.data.speech.ctc import ctc_loss
+from ssgd.lab.models import build
+from ssgd.lab.recipes import get
+from ssgd.lab.train import Execution, train
+from ssgd.lab.train.distributed import Ranks
+from ssgd.lab.train.execution import set_up
+from ssgd.lab.train.graphs import GraphSteps
+from ssgd.lab.train.job import Sources
+from ssgd.lab.train.recipe import Recipe
+from ssgd.lab.train.run import Run
 
 try:
     import pytest

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
+from ssgd.lab.safetensors import read_safetensors
+from ssgd.lab.train import Execution, Recipe, compare, train
+from ssgd.lab.train.distributed import Ranks
+from ssgd.lab.train.execution import set_up, settled
+from ssgd.lab.train.job import Job, Sources
+from ssgd.lab.train.pair import PairStep
+from ssgd.lab.train.run import Run
 from ssgd.methods.registry import METHODS
-from ssgd.safetensors import read_safetensors
-from ssgd.train import Execution, Recipe, compare, train
-from ssgd.train.distributed import Ranks
-from ssgd.train.execution import set_up, settled
-from ssgd.train.job import Job, Sources
-from ssgd.train.pair import PairStep
-from ssgd.train.run import Run
 
 try:
     import pytest

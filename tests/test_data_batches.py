@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssgd.data.batches import generator, in_order, part_of_batch, whole_batches
+from ssgd.lab.data.batches import generator, in_order, part_of_batch, whole_batches
 
 
 def test_the_ranks_share_each_batch_and_the_batches_share_the_epoch() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ssgd.data.download import fetch, one_at_a_time, unpack
+from ssgd.lab.data.download import fetch, one_at_a_time, unpack
 
 from .server import serving
 

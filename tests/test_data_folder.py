@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssgd.data import load
-from ssgd.data.crops import opened, random_crop, read
-from ssgd.data.folder import MEAN, STD, Folder
-from ssgd.data.stream import Stream
+from ssgd.lab.data import load
+from ssgd.lab.data.crops import opened, random_crop, read
+from ssgd.lab.data.folder import MEAN, STD, Folder
+from ssgd.lab.data.stream import Stream
 
 Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ssgd.data import ImageSet, digit_images, digits
-from ssgd.data.fake import fake_images
+from ssgd.lab.data import ImageSet, digit_images, digits
+from ssgd.lab.data.fake import fake_images
 
 
 def numbered(train: int = 10, test: int = 4) -> ImageSet:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ssgd.data import in_memory
-from ssgd.data.folder import STD, Folder
-from ssgd.data.in_memory import FolderInMemory, fits
-from ssgd.data.resize import cut
+from ssgd.lab.data import in_memory
+from ssgd.lab.data.folder import STD, Folder
+from ssgd.lab.data.in_memory import FolderInMemory, fits
+from ssgd.lab.data.resize import cut
 
 from .test_data_folder import all_of, picture
 

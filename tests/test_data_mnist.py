@@ -7,8 +7,8 @@ import struct
 import pytest
 import torch
 
-from ssgd.data import mnist as module
-from ssgd.data.mnist import mnist
+from ssgd.lab.data import mnist as module
+from ssgd.lab.data.mnist import mnist
 
 from .server import serving
 

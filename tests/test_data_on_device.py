@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssgd.data import ImageSet, digit_images, held, on_device
-from ssgd.data.augment import augmented, mean_and_std, normal_table
-from ssgd.data.fake import fake_images
-from ssgd.data.on_device import DeviceImages
+from ssgd.lab.data import ImageSet, digit_images, held, on_device
+from ssgd.lab.data.augment import augmented, mean_and_std, normal_table
+from ssgd.lab.data.fake import fake_images
+from ssgd.lab.data.on_device import DeviceImages
 
 
 def small(count: int = 70, flip: bool = True) -> ImageSet:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ssgd.data import NAMES, Source, load, registry
-from ssgd.data.fake import fake_images
-from ssgd.data.on_device import DeviceImages
-from ssgd.data.speech import NAMES as SPEECH
+from ssgd.lab.data import NAMES, Source, load, registry
+from ssgd.lab.data.fake import fake_images
+from ssgd.lab.data.on_device import DeviceImages
+from ssgd.lab.data.speech import NAMES as SPEECH
 
 
 def count(batches) -> int:

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from ssgd import methods, models
+from ssgd import methods
+from ssgd.lab import models
+from ssgd.lab.recipes import get
+from ssgd.lab.train import Execution, Recipe, classify, train
+from ssgd.lab.train.steps import Step
 from ssgd.methods.dropconnect import DroppedWeights
-from ssgd.recipes import get
-from ssgd.train import Execution, Recipe, classify, train
-from ssgd.train.steps import Step
 
 DIGITS = Recipe(model="small-cnn", data="digits", train_limit=96, test_limit=48, phases="1", lr=(0.1,), batch=24)
 

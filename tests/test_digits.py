@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ssgd.data import DigitSplit, digits
+from ssgd.lab.data import DigitSplit, digits
 
 
 def everything(split: DigitSplit) -> torch.Tensor:

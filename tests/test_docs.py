@@ -18,8 +18,8 @@ from torch.optim import SGD
 
 from ssgd import SSGD
 from ssgd.cli.main import COMMANDS
+from ssgd.lab.train import Execution, Recipe
 from ssgd.methods import METHODS
-from ssgd.train import Execution, Recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

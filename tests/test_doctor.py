@@ -12,7 +12,7 @@ import torch
 
 from ssgd.cli import doctor
 from ssgd.cli.main import main
-from ssgd.data import NAMES
+from ssgd.lab.data import NAMES
 
 ROOT = Path(__file__).parent.parent
 NEEDS = [

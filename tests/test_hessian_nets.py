@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ssgd import models, select
+from ssgd import select
 from ssgd.analysis.hessian import Hessian
 from ssgd.analysis.task import Task
+from ssgd.lab import models
 
 from .hessian_problems import apart, cross_entropy, images_of, some
 

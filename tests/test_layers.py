@@ -8,41 +8,34 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "ssgd"
 LAYOUT = Path(__file__).parent.parent / "docs" / "layout.md"
-BELOW = {
+LIBRARY = {"core", "optimizer", "reference", "schedules", "methods", "analysis", "integrations", "jax", "files"}
+BELOW = {  # the library's rooms, which know nothing of the laboratory, and the entry points, which know both
     "core": set(),
-    "capture": set(),
-    "compilation": set(),
-    "columns": set(),
     "files": set(),
-    "safetensors": {"files"},
     "schedules": {"core"},
     "reference": {"core"},
     "optimizer": {"core"},
     "methods": {"core", "optimizer"},
-    "models": set(),
-    "data": {"core", "compilation", "files"},
-    "analysis": {"core", "capture", "files"},
-    "train": {
-        "core",
-        "optimizer",
-        "methods",
-        "models",
-        "data",
-        "capture",
-        "compilation",
-        "columns",
-        "files",
-        "safetensors",
-    },
-    "recipes": {"models", "data", "train"},
-    "solutions": {"core", "models", "analysis", "safetensors", "train"},
-    "reproduce": {"core", "columns", "files", "methods", "train", "recipes", "analysis", "solutions"},
-    "report": {"files"},  # results alone
+    "analysis": {"core", "files"},
     "integrations": {"core", "optimizer"},
     "jax": {"core"},
-    "demo": {"core", "columns", "optimizer", "data", "analysis"},
+    "lab": LIBRARY,
+    "demo": {"core", "optimizer", "analysis", "lab"},
 }
-ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "train/__main__.py")  # they may know everything
+IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of ALONE
+    "columns": set(),
+    "compilation": set(),
+    "safetensors": set(),
+    "models": set(),
+    "data": {"compilation"},
+    "train": {"models", "data", "compilation", "columns", "safetensors"},
+    "recipes": {"models", "data", "train"},
+    "solutions": {"models", "safetensors", "train"},
+    "reproduce": {"columns", "train", "recipes", "solutions"},
+    "report": set(),
+}
+ALONE = {"report": {"files"}, "models": set()}  # rooms of the laboratory that know no more of the library than this
+ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "lab/train/__main__.py")  # they may know everything
 
 
 def files():
@@ -55,34 +48,46 @@ def files():
 @pytest.mark.parametrize("path", list(files()))
 def test_imports_go_downwards_only(path):
     inside = path.relative_to(PACKAGE).with_suffix("").parts
-    allowed = BELOW[inside[0]] | {inside[0]}
-    for part in imported(path, inside):
-        assert part in allowed, f"{'/'.join(inside)} imports {part}"
+    for target in imported(path, inside):
+        if inside[0] == target[0] == "lab":
+            room, other = inside[1], target[1]
+            assert other in IN_THE_LAB[room] | {room}, f"{'/'.join(inside)} imports {'.'.join(target)}"
+        else:
+            allowed = ALONE.get(inside[1], BELOW["lab"]) if inside[0] == "lab" else BELOW[inside[0]] | {inside[0]}
+            assert target[0] in allowed, f"{'/'.join(inside)} imports {'.'.join(target)}"
 
 
 def imported(path, inside):
-    """The parts of the package that a file imports, also inside functions."""
+    """The parts of the package that a file imports, also inside functions, each as its names from the top on."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = inside[: len(inside) - node.level] if path.name != "__init__.py" else inside[: -node.level]
-            target = (*base, *(node.module or "").split(".")) if node.module else base
-            yield from [target[0]] if target else [a.name for a in node.names if (PACKAGE / a.name).is_dir()]
-        elif isinstance(node, ast.ImportFrom) and node.module == "ssgd":
-            yield from [alias.name for alias in node.names if (PACKAGE / alias.name).is_dir()]
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            yield from [name.split(".")[1] for name in names if name.startswith("ssgd.")]
+            yield from _targets((*base, *(node.module or "").split(".")) if node.module else base, node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ssgd":
+            yield from _targets(tuple(node.module.split(".")[1:]), node.names)
+        elif isinstance(node, ast.Import):
+            yield from [tuple(alias.name.split(".")[1:]) for alias in node.names if alias.name.startswith("ssgd.")]
+
+
+def _targets(module, names):
+    """What `from module import names` imports: modules, where the module is the package itself or the laboratory."""
+    if module in ((), ("lab",)):
+        below = PACKAGE.joinpath(*module)
+        there = [a.name for a in names if (below / a.name).is_dir() or (below / f"{a.name}.py").is_file()]
+        return [(*module, name) for name in there]
+    return [module]
 
 
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("from ..train import recipe", ["train"]),
-        ("from .. import cli, __version__", ["cli"]),
-        ("from . import noise", ["core"]),
-        ("from ssgd import cli, SSGD", ["cli"]),
-        ("import ssgd.cli.main", ["cli"]),
-        ("from ssgd.data.cifar import cifar", ["data"]),
+        ("from ..methods import sam", [("methods",)]),
+        ("from ..lab import train", [("lab", "train")]),
+        ("from .. import cli, __version__", [("cli",)]),
+        ("from . import noise", [("core",)]),
+        ("from ssgd import cli, SSGD", [("cli",)]),
+        ("import ssgd.cli.main", [("cli", "main")]),
+        ("from ssgd.lab.data.cifar import cifar", [("lab", "data", "cifar")]),
         ("import torch", []),
     ],
 )
@@ -95,4 +100,4 @@ def test_imports_are_seen_however_they_are_written(line, found, tmp_path):
 def test_the_page_of_the_layout_has_every_part():
     rows = [line.split("|")[1] for line in LAYOUT.read_text().splitlines() if line.startswith("| `")]
     parts = {name.rstrip("/").removesuffix(".py") for row in rows for name in re.findall(r"`([\w.]+/?)`", row)}
-    assert set(BELOW) | {"cli"} <= parts
+    assert set(BELOW) | set(IN_THE_LAB) | {"cli"} <= parts

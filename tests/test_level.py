@@ -15,7 +15,7 @@ from ssgd.analysis.level import LevelCurve, find_level
 from ssgd.analysis.results import load, save
 from ssgd.analysis.sharpness import symmetric_excess
 from ssgd.analysis.task import Task
-from ssgd.data.digits import digits
+from ssgd.lab.data.digits import digits
 from tests.problems import convnet, images, mlp, vectors, weights
 
 ONES = [torch.ones(3, dtype=torch.float64), torch.ones(1, dtype=torch.float64)]

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from ssgd import SSGD
-from ssgd.data import digit_images
+from ssgd.lab.data import digit_images
 from ssgd.methods.sam import SAM
 
 from .problems import mlp, same, vectors, weights

@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import SGD
 
 from ssgd import SSGD, methods
-from ssgd.data.text import TextSource, fake_text
-from ssgd.models import MODELS, build
-from ssgd.models.lstm import LanguageModel, generate
+from ssgd.lab.data.text import TextSource, fake_text
+from ssgd.lab.models import MODELS, build
+from ssgd.lab.models.lstm import LanguageModel, generate
 
 WORDS, ROWS, STEPS = 11, 4, 6
 

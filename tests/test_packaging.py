@@ -18,12 +18,12 @@ pytest.importorskip("hatchling", reason="building needs hatchling")
 ROOT = Path(__file__).parent.parent
 DATA = [
     "ssgd/py.typed",
-    "ssgd/data/digits.npz",
-    "ssgd/data/digits.LICENSE.txt",
-    "ssgd/report/targets.json",
-    "ssgd/report/page.html",
-    "ssgd/report/page.css",
-    "ssgd/report/page.js",
+    "ssgd/lab/data/digits.npz",
+    "ssgd/lab/data/digits.LICENSE.txt",
+    "ssgd/lab/report/targets.json",
+    "ssgd/lab/report/page.html",
+    "ssgd/lab/report/page.css",
+    "ssgd/lab/report/page.js",
 ]
 
 
@@ -71,12 +71,12 @@ def test_the_source_archive_has_what_a_change_needs(built):
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
     assert names >= {"examples/README.md", "docs/index.md", "mkdocs.yml", "Makefile", "README.md", "LICENSE"}
-    assert names >= {"tests/test_packaging.py", "scripts/docs_hooks.py", "src/ssgd/data/digits.npz"}
+    assert names >= {"tests/test_packaging.py", "scripts/docs_hooks.py", "src/ssgd/lab/data/digits.npz"}
     assert names >= {"results/baseline.jsonl", ".ci/run"}
 
 
 def test_it_runs_from_an_empty_environment(empty, tmp_path):
-    code = "import ssgd; from ssgd.data import digits; print(ssgd.__file__); digits(10, 0)"
+    code = "import ssgd; from ssgd.lab.data import digits; print(ssgd.__file__); digits(10, 0)"
     assert Path(run(empty, "-c", code, cwd=tmp_path).strip()).is_relative_to(empty.parent.parent)
     assert re.match(r"ssgd \d+\.\d+", run(empty.parent / "ssgd", "--version", cwd=tmp_path))
 

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from ssgd import SSGD, methods, models
-from ssgd.train import classify
-from ssgd.train.counters import BatchCounters
-from ssgd.train.graphs import unchanged
-from ssgd.train.pair import PairStep, can_pair
-from ssgd.train.steps import Step
+from ssgd import SSGD, methods
+from ssgd.lab import models
+from ssgd.lab.train import classify
+from ssgd.lab.train.counters import BatchCounters
+from ssgd.lab.train.graphs import unchanged
+from ssgd.lab.train.pair import PairStep, can_pair
+from ssgd.lab.train.steps import Step
 
 
 def trained(kind, name, size, steps=4, dropout=False, **options):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, CosineAnnealingWarmRestarts
 
+from ssgd.lab.train.phases import Phase, parse
 from ssgd.methods import METHODS
-from ssgd.train.phases import Phase, parse
 
 RATES = (0.1, 0.01, 0.001)
 

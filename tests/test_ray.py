@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssgd.recipes.digits import digits
-from ssgd.recipes.words import words
-from ssgd.reproduce import Experiment, Results, carry_out, plan
-from ssgd.reproduce.on_ray import check_address, train_on_ray
-from ssgd.train import Execution
+from ssgd.lab.recipes.digits import digits
+from ssgd.lab.recipes.words import words
+from ssgd.lab.reproduce import Experiment, Results, carry_out, plan
+from ssgd.lab.reproduce.on_ray import check_address, train_on_ray
+from ssgd.lab.train import Execution
 
 ray = pytest.importorskip("ray", reason="needs ray")
 
@@ -22,7 +22,7 @@ import os
 import signal
 from pathlib import Path
 
-from ssgd.models.small import small_cnn
+from ssgd.lab.models.small import small_cnn
 
 
 def make(classes):

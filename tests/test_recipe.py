@@ -5,14 +5,15 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from ssgd import methods, models
+from ssgd import methods
 from ssgd.cli.main import main
-from ssgd.data import registry as data
-from ssgd.recipes import RECIPES, get, listing
-from ssgd.reproduce.identity import identity
-from ssgd.train.engine import train
-from ssgd.train.execution import Execution, settled
-from ssgd.train.recipe import Recipe, override
+from ssgd.lab import models
+from ssgd.lab.data import registry as data
+from ssgd.lab.recipes import RECIPES, get, listing
+from ssgd.lab.reproduce.identity import identity
+from ssgd.lab.train.engine import train
+from ssgd.lab.train.execution import Execution, settled
+from ssgd.lab.train.recipe import Recipe, override
 
 from .small_trainings import run_of, small
 

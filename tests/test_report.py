@@ -12,19 +12,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssgd import reproduce
 from ssgd.cli.main import main
-from ssgd.recipes import RECIPES
-from ssgd.report import cells, paper
-from ssgd.report.cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Cell, outcome, tally, verdict
-from ssgd.report.charts import WHOLE_SPECTRUM, charts_of, learning_curves, section
-from ssgd.report.matching import RUNS_OF, USUAL, joined_phases, matching, same
-from ssgd.report.measured import Measured, read_measured
-from ssgd.report.page import show
-from ssgd.report.runs import as_run, read_runs
-from ssgd.report.statistics import Sample, paired, sample, t_quantile
-from ssgd.reproduce.pictures import SIZES
-from ssgd.train.recipe import Recipe
+from ssgd.lab import reproduce
+from ssgd.lab.recipes import RECIPES
+from ssgd.lab.report import cells, paper
+from ssgd.lab.report.cells import (
+    NOT_REPRODUCED,
+    NOT_RUN,
+    OURS_ALONE,
+    REPRODUCED,
+    UNDECIDED,
+    Cell,
+    outcome,
+    tally,
+    verdict,
+)
+from ssgd.lab.report.charts import WHOLE_SPECTRUM, charts_of, learning_curves, section
+from ssgd.lab.report.matching import RUNS_OF, USUAL, joined_phases, matching, same
+from ssgd.lab.report.measured import Measured, read_measured
+from ssgd.lab.report.page import show
+from ssgd.lab.report.runs import as_run, read_runs
+from ssgd.lab.report.statistics import Sample, paired, sample, t_quantile
+from ssgd.lab.reproduce.pictures import SIZES
+from ssgd.lab.train.recipe import Recipe
 from tests.report_rows import page_of, row, run, write_results, write_rows
 
 ROOT = Path(__file__).parent.parent

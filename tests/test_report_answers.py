@@ -3,14 +3,14 @@
 import math
 from dataclasses import replace
 
-from ssgd.report.answers import best, by_cost, by_task, compared, counted, gain, gains, nearest, off, ranges
-from ssgd.report.beyond import beyond
-from ssgd.report.measured import Measured
-from ssgd.report.page import render, show
-from ssgd.report.paper import parts
-from ssgd.report.questions import Line, baseline, questions
-from ssgd.report.statistics import Difference, Sample
-from ssgd.report.wording import subject
+from ssgd.lab.report.answers import best, by_cost, by_task, compared, counted, gain, gains, nearest, off, ranges
+from ssgd.lab.report.beyond import beyond
+from ssgd.lab.report.measured import Measured
+from ssgd.lab.report.page import render, show
+from ssgd.lab.report.paper import parts
+from ssgd.lab.report.questions import Line, baseline, questions
+from ssgd.lab.report.statistics import Difference, Sample
+from ssgd.lab.report.wording import subject
 from tests.report_rows import page_of, run, write_results
 
 PARTS = {part.name: part for part in parts()}

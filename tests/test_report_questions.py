@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from ssgd.recipes import get
-from ssgd.report.beyond import beyond
-from ssgd.report.paper import targets
-from ssgd.report.questions import SPLIT_LEVEL, baseline, level, price, setting, split, tune
-from ssgd.report.runs import as_run, read_runs
-from ssgd.report.statistics import Sample
+from ssgd.lab.recipes import get
+from ssgd.lab.report.beyond import beyond
+from ssgd.lab.report.paper import targets
+from ssgd.lab.report.questions import SPLIT_LEVEL, baseline, level, price, setting, split, tune
+from ssgd.lab.report.runs import as_run, read_runs
+from ssgd.lab.report.statistics import Sample
 from tests.report_rows import page_of, row, run, write_results
 
 

@@ -16,18 +16,18 @@ from ssgd.analysis import results as analysis
 from ssgd.analysis.spectrum import Spectrum
 from ssgd.analysis.surface import Surface
 from ssgd.cli.main import main
-from ssgd.recipes import RECIPES, beyond, get, price, table2
-from ssgd.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan, wording
-from ssgd.reproduce.branch import branch
-from ssgd.reproduce.experiment import Picture
-from ssgd.reproduce.identity import identity
-from ssgd.reproduce.planning import expected_seconds, longest_first
-from ssgd.reproduce.scales import smoke
-from ssgd.safetensors import read_safetensors
-from ssgd.train import Execution, Recipe, train
-from ssgd.train.engine import Stopped
-from ssgd.train.execution import settled
-from ssgd.train.rundir import RunDir
+from ssgd.lab.recipes import RECIPES, beyond, get, price, table2
+from ssgd.lab.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan, wording
+from ssgd.lab.reproduce.branch import branch
+from ssgd.lab.reproduce.experiment import Picture
+from ssgd.lab.reproduce.identity import identity
+from ssgd.lab.reproduce.planning import expected_seconds, longest_first
+from ssgd.lab.reproduce.scales import smoke
+from ssgd.lab.safetensors import read_safetensors
+from ssgd.lab.train import Execution, Recipe, train
+from ssgd.lab.train.engine import Stopped
+from ssgd.lab.train.execution import settled
+from ssgd.lab.train.rundir import RunDir
 
 from .tiny_experiments import cut_after, made_of, tiny
 
@@ -248,7 +248,7 @@ def test_side_by_side_the_longest_begin_first_and_unknown_nets_before_them(here,
     results = Results("results")
     found = plan(made_of(*recipes), "paper", results)
     begun = []
-    monkeypatch.setattr("ssgd.reproduce.on_ray.train_on_ray", lambda runs, *_: begun.append([r.name for r in runs]))
+    monkeypatch.setattr("ssgd.lab.reproduce.on_ray.train_on_ray", lambda runs, *_: begun.append([r.name for r in runs]))
     carry_out(found, here, results, on="ray")
     known = {"model": "small-cnn", "passes": 1.0, "device": "cpu", "seconds": 1.0, "at_once": 1}
     results.rows.append({**known, "recipe": tiny().to_json()})
@@ -338,7 +338,7 @@ def test_every_experiment_runs_in_seconds_and_again_at_no_cost(name, shared, mon
     assert main(words) == 0
     assert "nothing is missing" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in shared.rglob("*")}
-    monkeypatch.setattr("ssgd.reproduce.running.compare", None)
+    monkeypatch.setattr("ssgd.lab.reproduce.running.compare", None)
     assert main(words) == 0
     assert " 0 to do" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in shared.rglob("*")} == before
@@ -395,7 +395,7 @@ def test_a_few_runs_at_a_time_seed_by_seed(here):
 def test_a_row_that_a_crash_has_swallowed_is_written_from_the_folder(here, monkeypatch):
     (result,) = train(tiny(), here)
     results = Results("results")
-    monkeypatch.setattr("ssgd.train.job.Run", None)  # nothing is trained
+    monkeypatch.setattr("ssgd.lab.train.job.Run", None)  # nothing is trained
     assert carry_out(plan(made_of(tiny()), "paper", results), here, results) == {}
     assert written("test") == [{**result, "scale": "paper", "at_once": 1}]
 
@@ -424,7 +424,7 @@ def test_runs_of_two_precisions_take_turns(here):
 def test_minutes_are_those_of_all_runs_and_the_same_command_goes_on(here, monkeypatch):
     experiment = made_of(tiny("a", precision="bf16"), tiny("b", precision="fp32"))
     plain = time.monotonic
-    monkeypatch.setattr("ssgd.reproduce.running.time.monotonic", lambda: plain() + 200 * len(written_so_far()))
+    monkeypatch.setattr("ssgd.lab.reproduce.running.time.monotonic", lambda: plain() + 200 * len(written_so_far()))
     for count in (1, 2):  # a clock that jumps when a run has ended
         results = Results("results")
         todo = plan(experiment, "paper", results)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from ssgd.cli.main import main
-from ssgd.recipes.table2 import table2
-from ssgd.reproduce import EXPERIMENTS, Experiment, Picture, Results, carry_out, plans
-from ssgd.reproduce.planning import missing
-from ssgd.reproduce.scales import smoke
-from ssgd.train import Execution
-from ssgd.train.engine import Stopped
+from ssgd.lab.recipes.table2 import table2
+from ssgd.lab.reproduce import EXPERIMENTS, Experiment, Picture, Results, carry_out, plans
+from ssgd.lab.reproduce.planning import missing
+from ssgd.lab.reproduce.scales import smoke
+from ssgd.lab.train import Execution
+from ssgd.lab.train.engine import Stopped
 
 from .tiny_experiments import cut_after, made_of, tiny
 
@@ -73,7 +73,7 @@ def test_a_limit_is_that_of_all(here, limit):
 
 def test_side_by_side_the_longest_of_all_begin_first_and_stems_before_what_grows_from_them(here, monkeypatch):
     begun = []
-    monkeypatch.setattr("ssgd.reproduce.on_ray.train_on_ray", lambda runs, *_: begun.append([r.name for r in runs]))
+    monkeypatch.setattr("ssgd.lab.reproduce.on_ray.train_on_ray", lambda runs, *_: begun.append([r.name for r in runs]))
     longer = replace(C, phases="2", name="test/longer")
     experiments = [made_of(A, B, name="first"), made_of(C, longer, name="second"), EXPERIMENTS["fig7"]]
     results = Results("results")
@@ -114,7 +114,9 @@ def test_figures_2_and_7_share_their_runs_and_each_gets_its_picture(here):
 
 def test_a_picture_that_two_draw_is_computed_once(here, monkeypatch):
     drawn = []
-    monkeypatch.setattr("ssgd.reproduce.pictures._spectrum", lambda *args: (drawn.append(args[-1]), _touch(args[-1])))
+    monkeypatch.setattr(
+        "ssgd.lab.reproduce.pictures._spectrum", lambda *args: (drawn.append(args[-1]), _touch(args[-1]))
+    )
     results = Results("results")
     found = plans([EXPERIMENTS["figA4"], EXPERIMENTS["figA6"]], "smoke", results)
     assert carry_out(found, here, results) == {}

@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from ssgd.cli.main import main as ssgd
-from ssgd.data import cifar
+from ssgd.lab.data import cifar
+from ssgd.lab.train import Execution, RunDir, train
+from ssgd.lab.train.__main__ import main
+from ssgd.lab.train.engine import TIME_IS_UP, Stopped
+from ssgd.lab.train.run import Run
 from ssgd.methods import METHODS
-from ssgd.train import Execution, RunDir, train
-from ssgd.train.__main__ import main
-from ssgd.train.engine import TIME_IS_UP, Stopped
-from ssgd.train.run import Run
 
 from .small_trainings import of, run_of, small
 from .test_files import make_read_only, small_disk
@@ -37,7 +37,7 @@ unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and Unix s
 
 
 def command(arguments, last_write=None):
-    """``python -m ssgd.train`` on one thread; it dies, if asked to, before its so many-th write is safe."""
+    """``python -m ssgd.lab.train`` on one thread; it dies, if asked to, before its so many-th write is safe."""
     writes, fsync = 0, os.fsync
 
     def count(descriptor):
@@ -56,7 +56,7 @@ def command(arguments, last_write=None):
 def start():
     """Starts a ``command`` in a process of its own; torch is imported once for all of them."""
     context = multiprocessing.get_context("forkserver")  # not fork: torch's threads would not survive it
-    context.set_forkserver_preload(["ssgd.train.__main__", "ssgd.recipes", "torch._inductor"])
+    context.set_forkserver_preload(["ssgd.lab.train.__main__", "ssgd.lab.recipes", "torch._inductor"])
 
     def begin(arguments, out, *more):
         process = context.Process(target=command, args=([*arguments, *QUIET, f"out={out}"], *more), daemon=True)
@@ -278,7 +278,7 @@ def wait_for_an_epoch(out, alive):
 
 @unix
 def test_ctrl_c_ends_with_a_checkpoint_and_the_command_that_goes_on(tmp_path, start, noisy):
-    words = [sys.executable, "-m", "ssgd.train", *NOISY, *QUIET, f"out={tmp_path}"]
+    words = [sys.executable, "-m", "ssgd.lab.train", *NOISY, *QUIET, f"out={tmp_path}"]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=one_thread)
     wait_for_an_epoch(tmp_path, lambda: process.poll() is None)
@@ -349,7 +349,7 @@ def stopped_at(position, monkeypatch):
         whole(run)
 
     monkeypatch.setattr(Run, "step", step)
-    monkeypatch.setattr("ssgd.train.engine.time.monotonic", lambda: plain() + ahead)
+    monkeypatch.setattr("ssgd.lab.train.engine.time.monotonic", lambda: plain() + ahead)
 
 
 def test_no_time_at_all_is_refused(capsys):

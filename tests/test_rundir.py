@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ssgd.files import DiskProblem
-from ssgd.train.rundir import RunDir, _source, environment, find_runs
+from ssgd.lab.train.rundir import RunDir, _source, environment, find_runs
 
 from .test_files import make_read_only, small_disk
 
@@ -184,7 +184,7 @@ def test_drafts_of_a_killed_process_are_removed(run):
 
 TRAINING = """
 import os, sys, time
-from ssgd.train.rundir import RunDir
+from ssgd.lab.train.rundir import RunDir
 run = RunDir(sys.argv[1])
 run.open({"lr": 1}, {})
 worker = os.fork()

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ssgd.data import load
-from ssgd.data.speech import ctc_objective
-from ssgd.models import MODELS, build
-from ssgd.models.sgcn import Gated, sgcn
+from ssgd.lab.data import load
+from ssgd.lab.data.speech import ctc_objective
+from ssgd.lab.models import MODELS, build
+from ssgd.lab.models.sgcn import Gated, sgcn
 
 
 def count(net):

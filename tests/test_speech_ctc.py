@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from ssgd.data.faults import Unusable
-from ssgd.data.speech.alphabet import Alphabet, normalised
-from ssgd.data.speech.ctc import ctc_objective, frames_needed
-from ssgd.data.speech.decoding import beam_search, greedy
-from ssgd.data.speech.rates import cer, character_errors, distance, wer, word_errors
+from ssgd.lab.data.faults import Unusable
+from ssgd.lab.data.speech.alphabet import Alphabet, normalised
+from ssgd.lab.data.speech.ctc import ctc_objective, frames_needed
+from ssgd.lab.data.speech.decoding import beam_search, greedy
+from ssgd.lab.data.speech.rates import cer, character_errors, distance, wer, word_errors
 
 # --- alphabet -------------------------------------------------------------------------------------------------------
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from ssgd.data.faults import Unusable
-from ssgd.data.speech.audio import read_audio, samples
-from ssgd.data.speech.cepstra import Cepstra, read_mfc
-from ssgd.data.speech.deltas import with_deltas
-from ssgd.data.speech.filterbank import LogMel, log_mel
-from ssgd.data.speech.normalisation import by_group
-from ssgd.data.speech.spec_augment import SpecAugment
-from ssgd.data.speech.utterances import Clip, Utterance
+from ssgd.lab.data.faults import Unusable
+from ssgd.lab.data.speech.audio import read_audio, samples
+from ssgd.lab.data.speech.cepstra import Cepstra, read_mfc
+from ssgd.lab.data.speech.deltas import with_deltas
+from ssgd.lab.data.speech.filterbank import LogMel, log_mel
+from ssgd.lab.data.speech.normalisation import by_group
+from ssgd.lab.data.speech.spec_augment import SpecAugment
+from ssgd.lab.data.speech.utterances import Clip, Utterance
 
 from .speech_files import sound, write_mfc, write_sphere, write_wav
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from ssgd.data import load
-from ssgd.data.faults import Faults, Unusable, counts
-from ssgd.data.speech.fake import fake_speech
-from ssgd.data.speech.filterbank import LogMel
-from ssgd.data.speech.load import load_speech
-from ssgd.data.speech.source import Corpus, SpeechSource
-from ssgd.data.speech.spec_augment import SpecAugment
-from ssgd.data.speech.utterances import Clip, Utterance
+from ssgd.lab.data import load
+from ssgd.lab.data.faults import Faults, Unusable, counts
+from ssgd.lab.data.speech.fake import fake_speech
+from ssgd.lab.data.speech.filterbank import LogMel
+from ssgd.lab.data.speech.load import load_speech
+from ssgd.lab.data.speech.source import Corpus, SpeechSource
+from ssgd.lab.data.speech.spec_augment import SpecAugment
+from ssgd.lab.data.speech.utterances import Clip, Utterance
 
 from .speech_files import sound, write_mfc, write_sphere, write_wav
 

@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-from ssgd.data import load
-from ssgd.data.text import Text, TextSource, fake_text, text
+from ssgd.lab.data import load
+from ssgd.lab.data.text import Text, TextSource, fake_text, text
 
 LINES = {
     "train": "the cat saw the <unk>\nthe dog ran\n",

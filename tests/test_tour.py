@@ -10,8 +10,8 @@ import pytest
 
 from ssgd import demo
 from ssgd.cli.main import main
-from ssgd.recipes.configure import from_command_line, named
-from ssgd.train import Recipe, find_runs
+from ssgd.lab.recipes.configure import from_command_line, named
+from ssgd.lab.train import Recipe, find_runs
 
 Image = pytest.importorskip("PIL.Image", reason="folders of images need pillow")
 

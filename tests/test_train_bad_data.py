@@ -10,9 +10,9 @@ from io import StringIO
 import pytest
 import torch
 
-from ssgd.recipes import get
-from ssgd.train import Execution, Recipe, train
-from ssgd.train.job import Sources
+from ssgd.lab.recipes import get
+from ssgd.lab.train import Execution, Recipe, train
+from ssgd.lab.train.job import Sources
 
 from .speech_files import sound, write_wav
 from .test_data_folder import picture

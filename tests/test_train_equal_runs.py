@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssgd.train import compare
+from ssgd.lab.train import compare
 
 from .small_trainings import folder, run_of, small, trained
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssgd import models
-from ssgd.safetensors import read_safetensors
-from ssgd.train import RunDir, classify, train
+from ssgd.lab import models
+from ssgd.lab.safetensors import read_safetensors
+from ssgd.lab.train import RunDir, classify, train
 
 from .small_trainings import folder, run_of, small
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from ssgd.recipes import get
-from ssgd.safetensors import read_safetensors
-from ssgd.train import compare, progress, train
-from ssgd.train.run import Run
+from ssgd.lab.recipes import get
+from ssgd.lab.safetensors import read_safetensors
+from ssgd.lab.train import compare, progress, train
+from ssgd.lab.train.run import Run
 
 from .small_trainings import folder, fresh_net, run_of, small
 
@@ -39,7 +39,7 @@ def test_what_was_cut_in_another_way_is_stepped_as_this_run_steps():
 def test_torchs_switches_suit_all_recipes(quiet, monkeypatch):
     """Where every batch has a length of its own, trying all algorithms for each would cost more than it saves."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    monkeypatch.setattr("ssgd.train.engine.drive", lambda *_: None)
+    monkeypatch.setattr("ssgd.lab.train.engine.drive", lambda *_: None)
     speech = replace(get("utterances"), precision="fp32")
     for recipes, tried in (([small()], True), ([small(), speech], False), ([speech, small()], False)):
         compare(recipes, quiet)

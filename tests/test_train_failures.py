@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssgd.train import RunDir, compare, train
-from ssgd.train.distributed import Ranks
-from ssgd.train.engine import drive
-from ssgd.train.job import Job, Sources
-from ssgd.train.progress import Progress
-from ssgd.train.run import Diverged, Run
+from ssgd.lab.train import RunDir, compare, train
+from ssgd.lab.train.distributed import Ranks
+from ssgd.lab.train.engine import drive
+from ssgd.lab.train.job import Job, Sources
+from ssgd.lab.train.progress import Progress
+from ssgd.lab.train.run import Diverged, Run
 
 from .small_trainings import folder, small, trained
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssgd.data import load
-from ssgd.recipes import get
-from ssgd.train import Execution, train
+from ssgd.lab.data import load
+from ssgd.lab.recipes import get
+from ssgd.lab.train import Execution, train
 
 from .test_data_folder import picture
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssgd.data import load
-from ssgd.models import build
-from ssgd.models.dropout import set_dropout
-from ssgd.recipes import get
-from ssgd.train import Execution, train
-from ssgd.train.distributed import Ranks
-from ssgd.train.job import Job, Sources
-from ssgd.train.phases import parse
-from ssgd.train.run import Run
+from ssgd.lab.data import load
+from ssgd.lab.models import build
+from ssgd.lab.models.dropout import set_dropout
+from ssgd.lab.recipes import get
+from ssgd.lab.train import Execution, train
+from ssgd.lab.train.distributed import Ranks
+from ssgd.lab.train.job import Job, Sources
+from ssgd.lab.train.phases import parse
+from ssgd.lab.train.run import Run
 
 WORDS = replace(get("words"), phases="1-1", train_limit=3000, test_limit=500)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ssgd.lab.safetensors import read_safetensors
+from ssgd.lab.train import RunDir, train
 from ssgd.methods import METHODS
-from ssgd.safetensors import read_safetensors
-from ssgd.train import RunDir, train
 
 from .small_trainings import folder, fresh_net, of, run_of, small, trained
 

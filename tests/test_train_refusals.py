@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ssgd.files import DiskProblem
-from ssgd.train import compare, train
+from ssgd.lab.train import compare, train
 
 from .small_trainings import folder, run_of, small
 

@@ -3,8 +3,8 @@
 import json
 from dataclasses import replace
 
-from ssgd.train import Recipe, RunDir, train
-from ssgd.train.run import Run
+from ssgd.lab.train import Recipe, RunDir, train
+from ssgd.lab.train.run import Run
 
 from .small_trainings import folder, small
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from ssgd.recipes import get
-from ssgd.train import Execution, train
-from ssgd.train.distributed import Ranks
-from ssgd.train.job import Job, Sources
+from ssgd.lab.recipes import get
+from ssgd.lab.train import Execution, train
+from ssgd.lab.train.distributed import Ranks
+from ssgd.lab.train.job import Job, Sources
 
 from .test_train_language import cut_it_ends_the_same
 

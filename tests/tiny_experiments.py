@@ -3,9 +3,9 @@
 import signal
 from dataclasses import replace
 
-from ssgd.recipes.digits import digits
-from ssgd.reproduce import Experiment
-from ssgd.train.rundir import RunDir
+from ssgd.lab.recipes.digits import digits
+from ssgd.lab.reproduce import Experiment
+from ssgd.lab.train.rundir import RunDir
 
 
 def tiny(name="one", **changes):

@@ -36,8 +36,8 @@ from ssgd.analysis.pictures import draw_line, draw_spectrum
 from ssgd.analysis.spectrum import spectrum
 from ssgd.analysis.surface import evaluate
 from ssgd.analysis.task import Task
-from ssgd.columns import in_columns
-from ssgd.data.digits import DigitSplit, digits
+from ssgd.lab.columns import in_columns
+from ssgd.lab.data.digits import DigitSplit, digits
 
 BATCH = 20
 LEARNING_RATE = 0.03

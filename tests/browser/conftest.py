@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ssgd.report import write
+from ssgd.lab.report import write
 from tests.report_rows import write_results
 
 from .chromium import PROGRAM, Chromium

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ssgd.report.paper import parts
-from ssgd.report.questions import questions
+from ssgd.lab.report.paper import parts
+from ssgd.lab.report.questions import questions
 
 PARTS = parts()
 NO_PAPER_CURVE = ("fig6", "figA4", "figA5", "figA6")  # not in the paper's source

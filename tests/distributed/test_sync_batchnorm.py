@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ssgd.train import Recipe
-from ssgd.train.distributed import total
+from ssgd.lab.train import Recipe
+from ssgd.lab.train.distributed import total
 
 from .by_hand import Weights, assert_bitwise
 from .spawn import Ranks

@@ -16,15 +16,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ssgd import recipes
-from ssgd.train import Execution, Recipe, compare, train
-from ssgd.train.distributed import Ranks as Place
-from ssgd.train.distributed import joined
-from ssgd.train.engine import Stopped, alone, drive
-from ssgd.train.job import Job, Sources
-from ssgd.train.progress import Progress
-from ssgd.train.rendezvous import fresh_part
-from ssgd.train.run import Diverged
+from ssgd.lab import recipes
+from ssgd.lab.train import Execution, Recipe, compare, train
+from ssgd.lab.train.distributed import Ranks as Place
+from ssgd.lab.train.distributed import joined
+from ssgd.lab.train.engine import Stopped, alone, drive
+from ssgd.lab.train.job import Job, Sources
+from ssgd.lab.train.progress import Progress
+from ssgd.lab.train.rendezvous import fresh_part
+from ssgd.lab.train.run import Diverged
 
 from .by_hand import Weights, assert_bitwise, objects_of_every_rank
 from .nets import MARKERS

@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import SGD
 
-from ssgd.models.lstm import LanguageModel
-from ssgd.models.sgcn import sgcn
-from ssgd.models.vgg import VGG
-from ssgd.models.wide_resnet import wide_resnet
-from ssgd.train.distributed import load_whole_state, whole_state, wrap
+from ssgd.lab.models.lstm import LanguageModel
+from ssgd.lab.models.sgcn import sgcn
+from ssgd.lab.models.vgg import VGG
+from ssgd.lab.models.wide_resnet import wide_resnet
+from ssgd.lab.train.distributed import load_whole_state, whole_state, wrap
 
 from .by_hand import assert_bitwise, weights_of, whole
 from .spawn import Ranks

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..capture import captured_in
 from ..core.random_state import put_back, snapshot
+from .capture import captured_in
 
 Function = Callable[..., Any]
 Faster = Callable[..., Function]  # of the function and its first arguments

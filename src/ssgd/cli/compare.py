@@ -13,10 +13,10 @@ import argparse
 import re
 from itertools import product
 
-from ..recipes.configure import from_command_line, named
-from ..recipes.own import METHODS
-from ..train.recipe import Recipe
-from ..train.terminal import ended, show
+from ..lab.recipes.configure import from_command_line, named
+from ..lab.recipes.own import METHODS
+from ..lab.train.recipe import Recipe
+from ..lab.train.terminal import ended, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from .. import SSGD, __version__
-from ..data.cifar import ARCHIVES, FOLDERS
-from ..data.mnist import SERVERS
-from ..data.registry import NAMES
-from ..data.where import data_folder
+from ..lab.data.cifar import ARCHIVES, FOLDERS
+from ..lab.data.mnist import SERVERS
+from ..lab.data.registry import NAMES
+from ..lab.data.where import data_folder
 
 OLDEST = (2, 11)  # torch
 EXTRAS = {

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..solutions import Solution, data_of
-from ..train.execution import Execution
+from ..lab.solutions import Solution, data_of
+from ..lab.train.execution import Execution
 
 
 def add_options(parser: argparse.ArgumentParser, out: str) -> None:

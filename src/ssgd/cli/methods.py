@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from inspect import cleandoc
 
-from ..columns import in_columns
+from ..lab.columns import in_columns
 from ..methods.registry import METHODS, Method
 
 

@@ -6,7 +6,7 @@ import argparse
 
 import torch
 
-from .. import models
+from ..lab import models
 
 CLASSES = {"imagenet": 1000, "lstm": 10_000, "sgcn": 29}
 

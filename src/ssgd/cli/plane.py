@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..solutions import solution, tasks
-from ..train.terminal import ended, speaks
+from ..lab.solutions import solution, tasks
+from ..lab.train.terminal import ended, speaks
 from .looking import add_grid, add_options, execution, how
 
 

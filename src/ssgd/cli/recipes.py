@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from .. import recipes
-from ..train.terminal import ended
+from ..lab import recipes
+from ..lab.train.terminal import ended
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

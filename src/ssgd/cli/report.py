@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..train.terminal import ended
+from ..lab.train.terminal import ended
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def work(options: argparse.Namespace) -> int:
-    from ..report import write
+    from ..lab.report import write
 
     print(write(options.results, options.out))
     return 0

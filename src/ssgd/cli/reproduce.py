@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..train.terminal import ended
+from ..lab.train.terminal import ended
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,11 +46,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def work(options: argparse.Namespace) -> int:
-    from .. import reproduce
     from ..core.checks import check_count
-    from ..reproduce import wording
-    from ..train.execution import Execution
-    from ..train.terminal import speaks
+    from ..lab import reproduce
+    from ..lab.reproduce import wording
+    from ..lab.train.execution import Execution
+    from ..lab.train.terminal import speaks
 
     if options.limit is not None:
         check_count("limit", options.limit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..train.terminal import ended
+from ..lab.train.terminal import ended
 from . import trained
 
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
 def work(options: argparse.Namespace) -> int:
     from ..core.checks import check_seed
-    from ..models.lstm import LanguageModel, generate
+    from ..lab.models.lstm import LanguageModel, generate
 
     check_seed(options.seed)
     net, text = trained.trained(options, "language")

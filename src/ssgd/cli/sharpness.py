@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import append_line
-from ..solutions import Solution, solution, tasks
-from ..train.terminal import ended
+from ..lab.solutions import Solution, solution, tasks
+from ..lab.train.terminal import ended
 from .looking import add_options, alone, execution
 
 PAIRS = 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 
-from ..solutions import solution, tasks
-from ..train.terminal import ended
+from ..lab.solutions import solution, tasks
+from ..lab.train.terminal import ended
 from .looking import add_graph, add_options, alone, execution
 
 

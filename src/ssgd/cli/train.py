@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..recipes.configure import from_command_line, named
-from ..train.terminal import ended, show
+from ..lab.recipes.configure import from_command_line, named
+from ..lab.train.terminal import ended, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

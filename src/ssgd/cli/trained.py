@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..solutions import net_of, solution
-from ..train.execution import Execution
-from ..train.job import Sources
+from ..lab.solutions import net_of, solution
+from ..lab.train.execution import Execution
+from ..lab.train.job import Sources
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ..train.terminal import ended
+from ..lab.train.terminal import ended
 from . import trained
 
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def work(options: argparse.Namespace) -> int:
-    from ..data.speech import beam_search, greedy
+    from ..lab.data.speech import beam_search, greedy
 
     net, speech = trained.trained(options, "speech")
     for file in options.files:

@@ -1,0 +1,202 @@
+"""The loop: trains one recipe or many, each seed a run, several at once on a GPU."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...files import make_room
+from .distributed import Ranks, any_rank, by_first, check, joined
+from .execution import Execution, set_up, settled
+from .job import Job, Sources
+from .progress import Progress
+from .recipe import Recipe
+from .run import Diverged
+
+TIME_IS_UP = -1  # where a signal's number would stand
+
+
+class Stopped(Exception):
+    """Asked to stop, by a signal or because the time is up; everything is saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("the time is up" if number == TIME_IS_UP else f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+    def __reduce__(self) -> tuple[type[Stopped], tuple[int]]:
+        return Stopped, (self.number,)
+
+
+def train(recipe: Recipe, execution: Execution | None = None) -> list[dict[str, Any]]:
+    """Train a recipe with all its seeds; the result of each run, in their order.
+
+    What is finished is read, not trained again; what was cut goes on from its last checkpoint.
+    """
+    jobs = compare([recipe], execution)
+    if failed := [job for job in jobs if job.failure is not None]:
+        assert failed[0].failure is not None
+        raise failed[0].failure
+    return [job.result for job in jobs if job.result is not None]
+
+
+def compare(
+    recipes: Sequence[Recipe],
+    execution: Execution | None = None,
+    when_over: Callable[[Job], object] = lambda job: None,
+) -> list[Job]:
+    """Train several recipes, side by side on a GPU. A run that fails does so alone: see its job's ``failure``.
+
+    ``when_over`` is called with each job as it ends, while others go on.
+    """
+    execution = execution or Execution()
+    with joined(execution.kind) as ranks:
+        return _all_jobs(recipes, execution, ranks, when_over)
+
+
+def _all_jobs(
+    recipes: Sequence[Recipe], execution: Execution, ranks: Ranks, when_over: Callable[[Job], object]
+) -> list[Job]:
+    for recipe in recipes:
+        by_first(ranks, recipe.check_method)
+        by_first(ranks, partial(check, recipe, execution, ranks))
+    precisions = {settled(recipe, execution.kind).precision for recipe in recipes}
+    if len(precisions) > 1:
+        raise ValueError(f"one process trains in one precision, not in {' and '.join(sorted(precisions))}")
+    if execution.results is not None:
+        by_first(ranks, partial(make_room, Path(execution.results)))
+    set_up(settled(recipes[0], execution.kind), execution, *recipes[1:])
+    with Progress(execution.progress and ranks.first, execution.tensorboard and ranks.first) as progress:
+        jobs = [Job(recipe, seed, execution, ranks, progress.say) for recipe in recipes for seed in recipe.seeds]
+        if len({job.folder for job in jobs}) < len(jobs):
+            raise ValueError("two recipes have the same name and would share a folder: give each a name of its own")
+        progress.expect(jobs)
+        at_once = execution.at_once if execution.kind == "cuda" and not ranks.several else 1
+        with stop_on_signal() as stop:
+            drive(jobs, at_once, Sources(execution), progress, within(execution.minutes, stop), when_over)
+    return jobs
+
+
+def drive(
+    jobs: Sequence[Job],
+    at_once: int,
+    sources: Sources,
+    progress: Progress,
+    stop: Callable[[], int | None],
+    when_over: Callable[[Job], object] = lambda job: None,
+) -> None:
+    """A step of each live job in turn, until all are over."""
+    waiting, live = deque(jobs), deque[Job]()
+
+    def asked() -> bool:
+        return any_rank(stop() is not None, jobs[0].ranks, jobs[0].execution.kind)
+
+    def wait(job: Job) -> None:
+        nonlocal at_once
+        at_once = len(live)  # no more have room: it begins again when one of them has ended
+        waiting.append(job)
+        job.say(f"{job.label}: no memory beside the others; it waits until one of them has ended")
+
+    try:
+        while waiting or live:
+            while waiting and len(live) < at_once and not asked():
+                job = waiting.popleft()
+                with alone(job, beside_others=bool(live)):
+                    job.begin(sources)
+                    progress.begin(job)
+                if job.over:
+                    if job.failure is not None:
+                        progress.end(job)
+                    when_over(job)
+                elif job.run is None:
+                    wait(job)
+                else:
+                    live.append(job)
+            for job in list(live):
+                with alone(job, beside_others=len(live) > 1):
+                    job.stop_asked = job.stop_asked or stop() is not None
+                    with progress.waiting_for(job):
+                        samples = job.advance()
+                    progress.passed(job, samples)
+                if job.over:
+                    live.remove(job)
+                    progress.end(job)
+                    when_over(job)
+                elif job.run is None:
+                    live.remove(job)
+                    wait(job)
+            stopped = all(job.stopped for job in live) if live else bool(waiting) and asked()
+            if stopped:
+                raise Stopped(stop() or signal.SIGTERM)  # another rank may have had the signal
+    finally:
+        for job in jobs:
+            job.close()
+
+
+@contextmanager
+def alone(job: Job, beside_others: bool = False) -> Iterator[None]:
+    """What goes wrong inside is this job's own. Where there was no room for it beside others it is closed, not over."""
+    try:
+        yield
+    except Exception as problem:
+        if job.ranks.several and not isinstance(problem, Diverged):  # which all ranks see alike
+            raise  # the others wait: all must end
+        if isinstance(problem, Diverged):
+            job.note_divergence(problem)
+        job.close()
+        let_go(problem)
+        if isinstance(problem, torch.cuda.OutOfMemoryError):
+            gc.collect()  # a run and its steps know each other
+            torch.cuda.empty_cache()
+            if beside_others:
+                return
+        job.failure = problem
+
+
+def let_go(problem: BaseException | None) -> None:
+    """An exception keeps the frames it passed through, and they the run with all its memory."""
+    while problem is not None:
+        traceback.clear_frames(problem.__traceback__)
+        problem = problem.__context__
+
+
+def within(minutes: float | None, stop: Callable[[], int | None]) -> Callable[[], int | None]:
+    """As ``stop``, and from the end of these minutes on too."""
+    if minutes is None:
+        return stop
+    end = time.monotonic() + 60 * minutes
+    return lambda: stop() or (TIME_IS_UP if time.monotonic() >= end else None)
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], int | None]]:
+    """SIGINT and SIGTERM are noted, for the loop to end after its step; a second SIGINT ends at once.
+
+    A second SIGTERM does not: a cluster's comes to every process, and then once more from ``torchrun``.
+    """
+    caught: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers there only
+        yield lambda: None
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: caught[0] if caught else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

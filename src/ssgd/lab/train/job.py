@@ -1,0 +1,307 @@
+"""A run and its directory: begun, resumed, checkpointed, finished or failed, on its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...files import append_line, explained, write_whole
+from ...methods import registry
+from ...optimizer import SSGD
+from ..data.faults import Skipped, counts
+from ..data.registry import Source, load
+from ..safetensors import write_safetensors
+from .checkpoint import Checkpoints
+from .distributed import Ranks, by_first, total
+from .execution import Execution, settled
+from .kinds import figure
+from .recipe import Recipe
+from .run import Diverged, Run
+from .rundir import RunDir, environment
+
+TOLD = 20  # of what was skipped in the data, at the terminal
+ROUND = 20  # steps after which ranks ask each other whether to stop or to save
+
+
+class Job:
+    """One recipe with one seed, in a folder of its own. Calling for the same again goes on where it ended."""
+
+    def __init__(
+        self, recipe: Recipe, seed: int, execution: Execution, ranks: Ranks, say: Callable[[str], None]
+    ) -> None:
+        self.recipe = replace(settled(recipe, execution.kind), seeds=(seed,))
+        self.seed, self.execution, self.ranks, self.say = seed, execution, ranks, say
+        self.folder = execution.place(recipe, seed)
+        self.directory = RunDir(self.folder)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", execution.keep)
+        self.run: Run | None = None
+        self.result: dict[str, Any] | None = None
+        self.failure: BaseException | None = None
+        self.divergence: dict[str, Any] | None = None  # the row of a run that failed so
+        self.last: dict[str, Any] | None = None  # the metrics of the last epoch
+        self.stop_asked = False
+        self.stopped = False  # asked to, and saved
+
+    @property
+    def label(self) -> str:
+        return f"{self.recipe.name}/seed-{self.seed}"
+
+    @property
+    def samples_to_come(self) -> float:
+        """Forward and backward, over all passes."""
+        if self.run is None:
+            return 0.0
+        phases = [phase for phase in self.run.schedule.phases for _ in range(phase.epochs)][self.run.epoch :]
+        passes = [phase.passes_a_step for phase in phases]
+        steps = sum(passes) * self.run.steps - passes[0] * self.run.step_in_epoch
+        return steps * self.recipe.batch
+
+    @property
+    def over(self) -> bool:
+        return self.result is not None or self.failure is not None
+
+    def begin(self, sources: Sources) -> None:
+        """Open the folder and build the run, or take it up from its last checkpoint."""
+        self.last = None
+        self.result, saved = by_first(self.ranks, self._open)
+        if self.result is not None:
+            self._add_to_results(self.result)
+            return
+        execution, ranks = self.execution, self.ranks
+        on_gpu = execution.kind == "cuda"
+        one_gpu = on_gpu and not ranks.several
+        device = torch.device("cuda", ranks.on_this_host) if on_gpu else torch.device("cpu")
+        source = sources.get(self.recipe, device)
+        if ranks.first:
+            self._note_skipped(source.skipped, sources.untold(source))
+        if words := getattr(source, "vocabulary", None):
+            by_first(ranks, partial(self.directory.keep_vocabulary, words))
+        self.run = Run(
+            self.recipe,
+            self.seed,
+            source,
+            device,
+            ranks,
+            compiled=one_gpu if execution.compile is None else execution.compile,
+            graph=one_gpu if execution.graph is None else execution.graph,
+            pair=one_gpu if execution.pair is None else execution.pair,
+            kernels=on_gpu if execution.kernels is None else execution.kernels,
+            say=self.say,
+        )
+        if saved is not None:
+            self.run.load(saved)
+        if self.ranks.first:
+            self.directory.rewrite_metrics(self.run.history)
+            self.directory.add_timing({"epoch": self.run.epoch, "seconds": 0.0})
+        self._saved = self._began = time.monotonic()
+        if self.run.done:  # cut between its last checkpoint and its result
+            self._finish(self.run)
+
+    def advance(self) -> float:
+        """One step, and what is due after it. Returns the samples passed, forward and backward."""
+        run = self.run
+        assert run is not None
+        passes = run.phase.passes_a_step
+        run.step()
+        if run.epoch_is_over:
+            self._end_epoch(run)
+        elif self._due(run):
+            self.save()
+        if run.done:
+            self._finish(run)
+        return self.recipe.batch * passes
+
+    def save(self) -> None:
+        """A checkpoint of this very moment. With several ranks all must call it."""
+        assert self.run is not None
+        state = self.run.state()
+        if self.ranks.first:
+            self.checkpoints.save(self.run.position, state)
+            if self.run.step_in_epoch:  # at the end of an epoch it is there already
+                self._add_timing(self.run.epoch)
+        self._saved = time.monotonic()
+        self.stopped = self.stop_asked
+
+    def note_divergence(self, problem: Diverged) -> None:
+        """A row all the same, without figures: that its loss is no number any more is what came of a training."""
+        if self.run is not None:
+            self.divergence = self._row(self.run, {"diverged": str(problem)})
+
+    def close(self) -> None:
+        try:
+            if self.run is not None:
+                self.run.wait()  # memory freed under a step would be another run's too early
+        finally:
+            self.directory.close()
+            self.run = None
+
+    # --- below here: how --------------------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """The result, if the run is finished; else what its last checkpoint holds, if there is one."""
+        state = self.directory.open(self._asked(), environment())
+        if state == "finished":
+            return self.directory.result(), None
+        saved = self.checkpoints.load()
+        return None, None if saved is None else saved[1]
+
+    def _asked(self) -> dict[str, Any]:
+        """The recipe, without fields that a run of an earlier version does not know and that change nothing."""
+        asked, plain = self.recipe.to_json(), Recipe().to_json()
+        here = self.directory.recipe() or asked
+        return {key: value for key, value in asked.items() if key in here or value != plain[key]}
+
+    def _note_skipped(self, skipped: Sequence[Skipped], untold: bool) -> None:
+        """All that was skipped in the data goes to a file of the run; the terminal hears of it once."""
+        if not skipped:
+            return
+        file = self.folder / "skipped.jsonl"
+        rows = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in skipped)
+        write_whole(file, rows.encode("utf-8", "backslashreplace"))  # names of files need not be text
+        for one in skipped[:TOLD] if untold else ():
+            self.say(f"skipped: {one.place}: {one.sentence}")
+        if untold:
+            told = ", ".join(f"{count} × {kind}" for kind, count in counts(skipped).items())
+            self.say(f"{self.recipe.data}: {len(skipped)} skipped ({told}); all of them are named in {file}")
+
+    def _end_epoch(self, run: Run) -> None:
+        self.last = row = run.finish_epoch()
+        if self.ranks.first:
+            self.directory.add_metrics(row)
+            self._add_timing(row["epoch"])
+        if self._due(run) or run.done:
+            self.save()
+
+    def _add_timing(self, epoch: int) -> None:
+        self.directory.add_timing({"epoch": epoch, "seconds": round(time.monotonic() - self._began, 3)})
+
+    def _due(self, run: Run) -> bool:
+        """Whether to save now; agreed between ranks, which look at their clocks at the same steps only."""
+        due = self.stop_asked or time.monotonic() - self._saved >= self.execution.checkpoint_seconds
+        if not self.ranks.several:
+            return due
+        if not run.step_in_epoch or run.step_in_epoch % ROUND == 0:
+            flags = total(torch.tensor([due, self.stop_asked], dtype=torch.float32, device=run.device)).tolist()
+            self.stop_asked = flags[1] > 0
+            return bool(flags[0])
+        return False
+
+    def _finish(self, run: Run) -> None:
+        result = self._row(run, self._figures(run))
+        weights = run.weights()
+        if self.ranks.first:
+            write_safetensors(self.folder / "weights.safetensors", weights)
+            self.directory.write_result(result)
+        self._add_to_results(result)
+        self.result = result
+        self.close()
+
+    def _add_to_results(self, result: dict[str, Any]) -> None:
+        """A line, unless it is there: of a run found finished a kill may have swallowed it."""
+        if self.execution.results is None or not self.ranks.first:
+            return
+        file, line = Path(self.execution.results), json.dumps(result)
+        with explained(file):
+            *lines, torn = file.read_bytes().split(b"\n") if file.exists() else [b""]
+        if line.encode() not in lines:
+            append_line(file, ("\n" if torn else "") + line)
+
+    def _stretches(self) -> list[float]:
+        """Seconds of training: the clock of timings.jsonl starts anew after each resumption."""
+        if not self.ranks.first:
+            return []
+        marks = [row["seconds"] for row in self.directory.timings()]
+        return [a for a, b in zip(marks, [*marks[1:], 0.0], strict=True) if b < a]
+
+    def _figures(self, run: Run) -> dict[str, float]:
+        figures = {key: value for part in run.kind.AT_THE_END for key, value in run.evaluate(part).items()}
+        told = {key: value for key, value in run.history[-1].items() if key.startswith(run.kind.EVERY_EPOCH)}
+        return {**figures, **told, **run.with_statistics_anew()}
+
+    def _row(self, run: Run, outcome: Mapping[str, Any]) -> dict[str, Any]:
+        """What was trained, what came of it, where, and the course it took."""
+        recipe, seconds = self.recipe, sum(self._stretches())
+        method = registry.get(recipe.method)
+        where = environment()
+        return {
+            "experiment": recipe.name,
+            "model": recipe.model,
+            "data": recipe.data,
+            "method": method.name,
+            "mode": "split" if method.halves else method.fixed.get("mode", "both"),
+            "level": recipe.level,
+            "law": _law(run),
+            "phases": recipe.phases,
+            "weight_decay": recipe.weight_decay,
+            "devices": recipe.devices,
+            "seed": self.seed,
+            "epochs": run.schedule.epochs,
+            "passes": run.schedule.passes,
+            "seconds": round(seconds, 1),
+            **outcome,
+            "skipped": counts(run.source.skipped),
+            "device": where["devices"][0] if run.device.type == "cuda" else "cpu",
+            "versions": {"ssgd": where["ssgd"], "torch": where["torch"], "python": where["python"]},
+            "commit": where["commit"],
+            "recipe": recipe.to_json(),
+            "curve": [figure(row) for row in run.history],
+            "curves": _curves(run.history),
+        }
+
+
+def _law(run: Run) -> str | None:
+    """Of the noise, also where the last phase has none."""
+    at_the_end = getattr(getattr(run.opt, "law", None), "name", None)
+    noisy = any(registry.get(phase.method).make is SSGD for phase in run.schedule.phases)
+    return run.recipe.law if at_the_end is None and noisy else at_the_end
+
+
+def _curves(history: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """What else was told of each epoch: the loss of its passes, and the validation part where there is one."""
+    names = [name for name in (history[-1] if history else {}) if name == "loss" or name.startswith("valid_")]
+    return {name: [None if name not in row else round(row[name], 4) for row in history] for name in names}
+
+
+class Sources:
+    """The data of all jobs, each set loaded once."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self._loaded: dict[tuple[Any, ...], Source] = {}
+        self._told: set[int] = set()
+
+    def get(self, recipe: Recipe, device: torch.device) -> Source:
+        dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+        limits = recipe.train_limit, recipe.test_limit, recipe.held_out, recipe.image_size
+        key = (recipe.data, dtype, recipe.augment, *limits, recipe.bad, recipe.normalise, recipe.spec_augment)
+        if key not in self._loaded:
+            self._loaded[key] = load(
+                recipe.data,
+                self.execution.folder,
+                device=device,
+                dtype=dtype,
+                augment=recipe.augment,
+                train_limit=recipe.train_limit,
+                test_limit=recipe.test_limit,
+                held_out=recipe.held_out,
+                download=self.execution.download,
+                workers=self.execution.workers,
+                image_size=recipe.image_size,
+                bad=recipe.bad,
+                normalise=recipe.normalise,
+                spec_augment=recipe.spec_augment,
+            )
+        return self._loaded[key]
+
+    def untold(self, source: Source) -> bool:
+        """Whether nobody has said yet what was skipped in a source: only the first to ask hears yes."""
+        first = id(source) not in self._told
+        self._told.add(id(source))
+        return first
