@@ -25,10 +25,10 @@ def rows(device: torch.device, repeats: int) -> list[Row]:
     own = count(partial(ways.sgd, **base), device, repeats)
     found = [_row("operator_calls_sgd", own, repeats)]
     for way in (ways.points, ways.split, ways.closure):
-        for law in ("sphere", "sign", "uniform"):
-            calls = count(partial(way, law=law, **base), device, repeats) - own
+        for distribution in ("sphere", "sign", "uniform"):
+            calls = count(partial(way, distribution=distribution, **base), device, repeats) - own
             goal = GOAL if way is ways.points else None
-            found.append(_row(f"operator_calls_{way.__name__}_{law}", calls, repeats, goal))
+            found.append(_row(f"operator_calls_{way.__name__}_{distribution}", calls, repeats, goal))
     if ways.has_sam():
         found.append(
             _row("operator_calls_sam_foreach", count(partial(ways.sam, **base), device, repeats) - own, repeats)

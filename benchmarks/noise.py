@@ -22,7 +22,7 @@ from torch import Tensor
 
 from measure import CudaMeter, Row, interleaved, ratio, report, spread
 from ssgd.core.buckets import make_buckets
-from ssgd.core.noise import LAWS
+from ssgd.core.noise import DISTRIBUTIONS
 from ssgd.core.points import DeviceSeed, FusedTwoPoints, TwoPoints
 from ssgd.lab import models
 
@@ -97,8 +97,8 @@ class Cycle:
 
     def __init__(self, weights: Sequence[Tensor], fused: bool) -> None:
         buckets = make_buckets([(w, 0) for w in weights])
-        law = LAWS["sphere"]
-        self.points = FusedTwoPoints(buckets, law) if fused else TwoPoints(buckets, law)
+        distribution = DISTRIBUTIONS["sphere"]
+        self.points = FusedTwoPoints(buckets, distribution) if fused else TwoPoints(buckets, distribution)
         kind = DeviceSeed if fused else torch.Generator
         self.generators = [kind(bucket.tensors[0].device) for bucket in buckets]
         self.bytes = sum(w.numel() * w.element_size() for w in weights)

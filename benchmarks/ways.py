@@ -35,9 +35,11 @@ def sgd(parameters: Sequence[nn.Parameter], **base: Any) -> Way:
     return Way(optimizer, step)
 
 
-def points(parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, law: str = "sphere", **base: Any) -> Way:
+def points(
+    parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, distribution: str = "sphere", **base: Any
+) -> Way:
     """S-SGD, both signs on the whole batch."""
-    optimizer = SSGD(SGD(parameters, **base), level, law=law)
+    optimizer = SSGD(SGD(parameters, **base), level, distribution=distribution)
 
     def step(run: Pass, x: Tensor, y: Tensor) -> None:
         for point in optimizer.points():
@@ -49,9 +51,11 @@ def points(parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, law:
     return Way(optimizer, step)
 
 
-def split(parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, law: str = "sphere", **base: Any) -> Way:
+def split(
+    parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, distribution: str = "sphere", **base: Any
+) -> Way:
     """S-SGD, one sign on each half of the batch."""
-    optimizer = SSGD(SGD(parameters, **base), level, law=law)
+    optimizer = SSGD(SGD(parameters, **base), level, distribution=distribution)
 
     def step(run: Pass, x: Tensor, y: Tensor) -> None:
         for point, (half_x, half_y) in optimizer.split(x, y):
@@ -63,9 +67,11 @@ def split(parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, law: 
     return Way(optimizer, step)
 
 
-def closure(parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, law: str = "sphere", **base: Any) -> Way:
+def closure(
+    parameters: Sequence[nn.Parameter], level: float | Tensor = 0.2, distribution: str = "sphere", **base: Any
+) -> Way:
     """S-SGD, both signs on the whole batch, with a closure that clears gradients as torch's examples do."""
-    optimizer = SSGD(SGD(parameters, **base), level, law=law)
+    optimizer = SSGD(SGD(parameters, **base), level, distribution=distribution)
 
     def step(run: Pass, x: Tensor, y: Tensor) -> None:
         def evaluate() -> Tensor:

@@ -20,7 +20,7 @@ BASES: dict[str, Callable[[Any], Optimizer]] = {
     "rmsprop": lambda p: RMSprop(p, lr=0.01),
     "adagrad": lambda p: Adagrad(p, lr=0.1),
 }
-LAWS = ("sphere", "sign", "uniform")
+DISTRIBUTIONS = ("sphere", "sign", "uniform")
 WAYS = ("points", "closure", "split")
 
 

@@ -25,7 +25,7 @@ def row(name, seed=0, changes=None, **figures):
         "data": recipe.data,
         "method": recipe.method,
         "level": recipe.level,
-        "law": recipe.law if noisy else None,
+        "distribution": recipe.distribution if noisy else None,
         "phases": recipe.phases,
         "weight_decay": recipe.weight_decay,
         "seed": seed,
@@ -60,13 +60,18 @@ def write_results(folder):
         rows += [
             row(f"fig3/all/{a}", seed, test_accuracy=70 - 20 * (a - 0.4) ** 2 + seed / 10) for a in (0.2, 0.5, 0.8)
         ]
-        sphere = {"law": "sphere", "name": "level/sphere/0.3"}
+        sphere = {"distribution": "sphere", "name": "level/sphere/0.3"}
         rows += [row("fig3/all/0.3", seed, sphere, test_accuracy=67.0)]
         rows += [
             row("table5/small/sgd", seed, test_perplexity=88.9),
             row("table5/small/ssgd-0.7", seed, test_perplexity=85),
         ]
-        split = {"method": "split", "level": 0.15, "law": "sphere", "name": "price/cifar100/resnet20/split-0.15"}
+        split = {
+            "method": "split",
+            "level": 0.15,
+            "distribution": "sphere",
+            "name": "price/cifar100/resnet20/split-0.15",
+        }
         figures = {"test_accuracy": 69.0 + seed / 10, "test_accuracy_recomputed_bn": 69.2 + seed / 10}
         rows += [row("table2/cifar100/resnet20/sgd", seed, split, **figures)]
     speech = {"valid_cer": [30.0, 20.0, 15.0], "loss": [3.0, 2.0, 1.0]}

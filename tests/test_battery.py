@@ -1,4 +1,4 @@
-"""One battery over {base} × {way in} × {law}: fast = reference, level 0 = base, resume = no break."""
+"""One battery over {base} × {way in} × {distribution}: fast = reference, level 0 = base, resume = no break."""
 
 import copy
 import io
@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from ssgd import SSGD
 from ssgd.reference import Reference
 
-from .problems import BASES, LAWS, WAYS, mlp, same, take_step, vectors
+from .problems import BASES, DISTRIBUTIONS, WAYS, mlp, same, take_step, vectors
 
 every_base = pytest.mark.parametrize("base", BASES)
 every_way = pytest.mark.parametrize("way", WAYS)
-every_law = pytest.mark.parametrize("law", LAWS)
+every_distribution = pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 
 
 @every_base
 @every_way
-@every_law
-def test_equals_the_reference(base, way, law):
+@every_distribution
+def test_equals_the_reference(base, way, distribution):
     model, slow_model = mlp(), mlp()
     x, y = vectors(samples=7)  # odd, so that the halves of split differ in size
-    opt = SSGD(BASES[base](model.parameters()), 0.3, law=law, seed=5)
+    opt = SSGD(BASES[base](model.parameters()), 0.3, distribution=distribution, seed=5)
     slow = Reference(
-        BASES[base](slow_model.parameters()), 0.3, [slow_model[0].weight, slow_model[2].weight], law, seed=5
+        BASES[base](slow_model.parameters()), 0.3, [slow_model[0].weight, slow_model[2].weight], distribution, seed=5
     )
     for _ in range(10):
         take_step(opt, way, model, x, y)
@@ -56,13 +56,15 @@ def test_pairs_equal_the_reference(pairs):
 
 
 @every_base
-@every_law
+@every_distribution
 @pytest.mark.parametrize("pairs", [1, 2])
-def test_points_closure_and_loops_agree_bitwise(base, law, pairs):
+def test_points_closure_and_loops_agree_bitwise(base, distribution, pairs):
     def train(way, foreach):
         model = mlp(torch.float32)
         x, y = vectors(dtype=torch.float32)
-        opt = SSGD(BASES[base](model.parameters()), 0.3, law=law, pairs=pairs, seed=5, foreach=foreach)
+        opt = SSGD(
+            BASES[base](model.parameters()), 0.3, distribution=distribution, pairs=pairs, seed=5, foreach=foreach
+        )
         for _ in range(5):
             take_step(opt, way, model, x, y)
         return model

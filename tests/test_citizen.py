@@ -124,7 +124,7 @@ def test_named_parameters():
 def test_repr_says_what_it_is():
     _, opt = start()
     text = repr(opt)
-    assert "SSGD(mode='both', law='sphere'" in text and "noise: 0.3" in text and "momentum: 0.9" in text
+    assert "SSGD(mode='both', distribution='sphere'" in text and "noise: 0.3" in text and "momentum: 0.9" in text
 
 
 def test_state_dict_carries_seed_and_counter_and_loads_where_they_are_missing():
@@ -216,9 +216,11 @@ def test_numbers_of_numpy_are_saved_as_pythons_own(tmp_path):
 
 def test_pickle_and_deepcopy_keep_options():
     model = mlp(torch.float32)
-    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, model=model, law="uniform", pairs=2, bn_stats="once", rng="same")
+    opt = SSGD(
+        SGD(model.parameters(), lr=0.1), 0.3, model=model, distribution="uniform", pairs=2, bn_stats="once", rng="same"
+    )
     for twin in (pickle.loads(pickle.dumps(opt)), copy.deepcopy(opt)):
-        assert (twin.law.name, twin.pairs, twin.bn_stats, twin.rng) == ("uniform", 2, "once", "same")
+        assert (twin.distribution.name, twin.pairs, twin.bn_stats, twin.rng) == ("uniform", 2, "once", "same")
         assert twin.model is not model
         assert {id(p) for p in twin.model.parameters()} == {id(p) for g in twin.param_groups for p in g["params"]}
 

@@ -254,9 +254,9 @@ def test_sharpness_of_several_runs_leaves_a_row_each(runs, tmp_path, capsys):
     assert found[0]["excess"] != found[1]["excess"]
 
 
-def test_noise_has_the_law_of_the_run(tmp_path, capsys):
+def test_noise_has_the_distribution_of_the_run(tmp_path, capsys):
     pytest.importorskip("scipy")
-    changes = ["phases=5", "lr=0.1", "train_limit=200", "method=ssgd:0.3", "law=uniform"]
+    changes = ["phases=5", "lr=0.1", "train_limit=200", "method=ssgd:0.3", "distribution=uniform"]
     train(get("digits").with_changes(changes), Execution(out=str(tmp_path), progress=False))
     out, folder = tmp_path / "s-0.1", str(tmp_path / "digits" / "seed-0")
     words = ["sharpness", folder, "--pairs", "2", "--subspace", "3", "--find-level", "--out", str(out)]
@@ -265,7 +265,7 @@ def test_noise_has_the_law_of_the_run(tmp_path, capsys):
     assert "symmetric excess at level 0.1 (uniform): " in shown
     assert re.search(r"^suggested level \S+ \(uniform\): ", shown, re.MULTILINE)
     for what in ("excess", "level"):
-        assert json.loads((tmp_path / f"s-0.1-{what}.json").read_text())["law"] == "uniform"
+        assert json.loads((tmp_path / f"s-0.1-{what}.json").read_text())["distribution"] == "uniform"
 
 
 def test_weights_come_from_the_folder_a_checkpoint_or_the_file(runs):

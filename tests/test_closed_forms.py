@@ -7,9 +7,9 @@ from torch.optim import SGD
 from ssgd import SSGD
 
 
-def pair_gradient(loss, w, level, law="sphere"):
+def pair_gradient(loss, w, level, distribution="sphere"):
     """The gradient that points() leaves, and the noise it used."""
-    opt = SSGD(SGD([w], lr=0.1), level, law=law, seed=3)
+    opt = SSGD(SGD([w], lr=0.1), level, distribution=distribution, seed=3)
     clean = w.detach().clone()
     for point in opt.points():
         with point:
@@ -24,12 +24,12 @@ def weight(seed=0):
     return torch.randn(4, 3, dtype=torch.float64, generator=generator).requires_grad_()
 
 
-@pytest.mark.parametrize("law", ["sphere", "sign", "uniform"])
-def test_on_a_quadratic_the_noise_cancels(law):
+@pytest.mark.parametrize("distribution", ["sphere", "sign", "uniform"])
+def test_on_a_quadratic_the_noise_cancels(distribution):
     w = weight()
     root = torch.randn(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     A = root @ root.T
-    gradient, _ = pair_gradient(lambda w: 0.5 * w.flatten() @ A @ w.flatten(), w, 0.5, law)
+    gradient, _ = pair_gradient(lambda w: 0.5 * w.flatten() @ A @ w.flatten(), w, 0.5, distribution)
     torch.testing.assert_close(gradient.flatten(), A @ w.detach().flatten(), rtol=1e-12, atol=1e-12)
 
 

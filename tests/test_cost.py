@@ -26,13 +26,13 @@ def benchmarks(monkeypatch):
     return calls, memory, ways
 
 
-@pytest.mark.parametrize("law", ["sphere", "sign", "uniform"])
-def test_points_and_split_call_at_most_20_operators_more_than_the_base(benchmarks, law):
+@pytest.mark.parametrize("distribution", ["sphere", "sign", "uniform"])
+def test_points_and_split_call_at_most_20_operators_more_than_the_base(benchmarks, distribution):
     calls, _, ways = benchmarks
     device = torch.device("cpu")
     own = calls.count(partial(ways.sgd, **BASE), device, 1).total()
     for way in (ways.points, ways.split):
-        assert calls.count(partial(way, law=law, **BASE), device, 1).total() - own <= 20
+        assert calls.count(partial(way, distribution=distribution, **BASE), device, 1).total() - own <= 20
 
 
 def test_a_pass_holds_one_copy_of_the_perturbed_weights_and_nothing_is_kept(benchmarks):

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from ssgd import SSGD, Law
+from ssgd import SSGD, Distribution
 from ssgd.core.points import FusedTwoPoints, TwoPoints
 
 try:
@@ -97,14 +97,14 @@ def test_graph_of_two_pairs_is_the_eager_step() -> None:
     graph_is_the_eager_step(conv_net, "points", pairs=2)
 
 
-def test_graph_of_every_law_is_the_eager_step() -> None:
-    graph_is_the_eager_step(mlp, "points", law="sign")
-    graph_is_the_eager_step(mlp, "points", law="uniform")
+def test_graph_of_every_distribution_is_the_eager_step() -> None:
+    graph_is_the_eager_step(mlp, "points", distribution="sign")
+    graph_is_the_eager_step(mlp, "points", distribution="uniform")
 
 
 def test_graph_of_noise_made_by_torch_is_the_eager_step() -> None:
     graph_is_the_eager_step(mlp, "points", kind=TwoPoints, pairs=2, foreach=False)
-    graph_is_the_eager_step(mlp, "split", kind=TwoPoints, law=Law("half", half_normal))
+    graph_is_the_eager_step(mlp, "split", kind=TwoPoints, distribution=Distribution("half", half_normal))
 
 
 def test_graph_registered_before_the_warm_up_is_the_eager_step() -> None:
@@ -180,27 +180,31 @@ def test_graph_draws_new_noise_at_every_replay() -> None:
 # --- noise ----------------------------------------------------------------------------------------------------------
 
 
-def test_noise_has_its_law_and_the_pair_is_symmetric() -> None:
-    for law in ("sphere", "sign", "uniform", "gaussian"):
+def test_noise_has_its_distribution_and_the_pair_is_symmetric() -> None:
+    for distribution in ("sphere", "sign", "uniform", "gaussian"):
         for dtype, rounding in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)):
-            found = [noise for shift in (0, 1) for noise in pairs_of_noise(odd_tensors(dtype, shift), law=law)]
+            found = [
+                noise
+                for shift in (0, 1)
+                for noise in pairs_of_noise(odd_tensors(dtype, shift), distribution=distribution)
+            ]
             for w, plus, minus in found:
                 n, m = plus - w, minus - w
                 torch.testing.assert_close(n, -m, rtol=0, atol=8 * rounding)
                 norm, rms = w.norm(), w.norm() / w.numel() ** 0.5
-                if law != "gaussian" and not norm:
+                if distribution != "gaussian" and not norm:
                     assert not n.any()
-                elif law in ("sphere", "sign"):
-                    assert abs(n.norm() / norm - 0.2) < rounding, (law, dtype, n.norm() / norm)
-                if law == "sign":
+                elif distribution in ("sphere", "sign"):
+                    assert abs(n.norm() / norm - 0.2) < rounding, (distribution, dtype, n.norm() / norm)
+                if distribution == "sign":
                     torch.testing.assert_close(n.abs(), (0.2 * rms).expand_as(n), rtol=0, atol=8 * rounding)
-                if law == "uniform":
+                if distribution == "uniform":
                     assert (n.abs() <= 0.2 * rms + 8 * rounding).all()
 
 
 def test_normal_noise_is_normal_and_its_elements_independent() -> None:
     w = torch.zeros(1000, 1003, device=DEVICE, requires_grad=True)
-    ((_, plus, _),) = pairs_of_noise([w], 1.0, law="gaussian")
+    ((_, plus, _),) = pairs_of_noise([w], 1.0, distribution="gaussian")
     z = plus.flatten()
     sigma = len(z) ** -0.5
     assert abs(z.mean()) < 5 * sigma
@@ -394,7 +398,7 @@ def test_noise_does_not_draw_from_the_global_stream() -> None:
 
 
 def test_points_and_split_do_not_make_the_host_wait() -> None:
-    cases: list[dict[str, Any]] = [{}, {"law": "sign"}, {"law": "uniform"}]
+    cases: list[dict[str, Any]] = [{}, {"distribution": "sign"}, {"distribution": "uniform"}]
     for kernel in ({"foreach": True}, {"fused": True}):
         for level in (0.1, torch.tensor(0.1, device=DEVICE)):
             for options in cases:

@@ -182,7 +182,7 @@ def test_the_page_of_commands_has_every_command_option_and_field():
 
 def test_marks_of_restructured_text_are_taken_out():
     clean = runpy.run_path(str(ROOT / "scripts" / "docs_hooks.py"))["on_page_content"]
-    assert clean("<p>a :class:<code>Law</code> ::</p>") == "<p>a <code>Law</code>:</p>"
+    assert clean("<p>a :class:<code>Distribution</code> ::</p>") == "<p>a <code>Distribution</code>:</p>"
     assert clean("<p>::</p><p>a::b</p>") == "<p>a::b</p>"
 
 

@@ -481,10 +481,10 @@ def compared(rows, others):
 LEVELS = (0.1, 0.3, 0.5, 0.7, 1.0)
 
 
-def at_level(law, level):
+def at_level(distribution, level):
     """Both signs on CIFAR-100, ResNet20, seeds 1 to 3."""
     rows = [row for row in rows_of("level") + contender("ssgd-0.5") if row["method"] == "ssgd" and row["seed"] <= 3]
-    rows = [row for row in rows if (row["law"], row["level"]) == (law, level)]
+    rows = [row for row in rows if (row["distribution"], row["level"]) == (distribution, level)]
     assert sorted(row["seed"] for row in rows) == [1, 2, 3]
     return rows
 
@@ -494,16 +494,18 @@ def test_the_table_of_the_level_is_that_of_its_rows():
     sgd = [row for row in contender("sgd") if row["seed"] <= 3]
     theirs = {point["level"]: point["mean"] for point in targets()["fig3_noise_level"]["curves"]["S-SGD"]}
     assert "| the paper, five seeds | " + " | ".join(f"{theirs[a]:.2f}" for a in LEVELS) in text
-    for law in ("uniform", "sphere"):
-        (line,) = [line for line in text.splitlines() if line.startswith(f"| `{law}`, a ratio")]
-        assert line.endswith(" | ".join(spoken(at_level(law, a), ACCURACY) for a in LEVELS) + " |")
+    for distribution in ("uniform", "sphere"):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| `{distribution}`, a ratio")]
+        assert line.endswith(" | ".join(spoken(at_level(distribution, a), ACCURACY) for a in LEVELS) + " |")
     gains = " | ".join(gain(at_level("uniform", a), sgd, ACCURACY) for a in LEVELS)
     assert f"| − SGD's, seed by seed | {gains} |" in text and f"SGD has {spoken(sgd, ACCURACY)})" in text
     below = [-difference(at_level("sphere", a), sgd, ACCURACY).mean for a in (0.5, 1.0)]
     told = "lie {:.1f} points below SGD at 0.5, where the paper's is near its peak, and {:.1f} below it at 1.0"
     assert told.format(*below) in text
     points = [
-        (a * (3**-0.5 if law == "uniform" else 1), at_level(law, a)) for law in ("uniform", "sphere") for a in LEVELS
+        (a * (3**-0.5 if distribution == "uniform" else 1), at_level(distribution, a))
+        for distribution in ("uniform", "sphere")
+        for a in LEVELS
     ]
     points.sort(key=lambda point: point[0])
     assert (

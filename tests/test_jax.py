@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.optim import SGD, Adam
 
-from ssgd import Law
+from ssgd import Distribution
 from ssgd.reference import Reference
 
 from .jax_problems import KEY, batch, close, jax, jnp, loss_fn, net, optax, same, symmetric, training_step
@@ -21,7 +21,7 @@ BASES = {
 
 
 @pytest.mark.parametrize(
-    ("base", "mode", "law", "pairs"),
+    ("base", "mode", "distribution", "pairs"),
     [
         ("sgd", "both", "sphere", 1),
         ("momentum", "both", "sphere", 2),
@@ -31,7 +31,7 @@ BASES = {
         ("momentum", "both", "uniform", 1),
     ],
 )
-def test_equals_the_torch_reference_on_the_same_noise(base, mode, law, pairs, double_precision):
+def test_equals_the_torch_reference_on_the_same_noise(base, mode, distribution, pairs, double_precision):
     ours, theirs = BASES[base]
     model, a, drawn = mlp(), 0.3, []
     x, _ = vectors(samples=7)  # odd, so that the halves of split differ in size
@@ -41,10 +41,10 @@ def test_equals_the_torch_reference_on_the_same_noise(base, mode, law, pairs, do
     def fill(z, generator):
         z.copy_(drawn.pop(0))
 
-    unit = "rms" if law == "uniform" else "norm"
-    reference = Reference(theirs(model.parameters()), a, layers, Law("jax's", fill, unit), pairs)
+    unit = "rms" if distribution == "uniform" else "norm"
+    reference = Reference(theirs(model.parameters()), a, layers, Distribution("jax's", fill, unit), pairs)
 
-    opt = symmetric(ours, a, key=KEY, mode=mode, law=law, pairs=pairs)
+    opt = symmetric(ours, a, key=KEY, mode=mode, distribution=distribution, pairs=pairs)
     params = {i: {"w": as_jax(model[i].weight.T), "b": as_jax(model[i].bias)} for i in (0, 2)}
     state = opt.init(params)
 
@@ -61,7 +61,7 @@ def test_equals_the_torch_reference_on_the_same_noise(base, mode, law, pairs, do
         for plus in jax.device_get(points[::2]):
             n = [torch.tensor(plus[i]["w"] - np.asarray(before[i]["w"])).T for i in (0, 2)]
             rms = [layer.detach().norm() / layer.numel() ** 0.5 for layer in layers]
-            scale = [a * r for r in rms] if law == "uniform" else [1, 1]
+            scale = [a * r for r in rms] if distribution == "uniform" else [1, 1]
             drawn.append(torch.cat([(n_l / s).flatten() for n_l, s in zip(n, scale, strict=True)]))
         if mode == "split":
             halves = [lambda: F.mse_loss(model(x[:4]), y[:4]), lambda: F.mse_loss(model(x[4:]), y[4:])]

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
         ({"key": 0}, r"such as jax.random.key\(0\), not 0"),
         ({"key": jax.random.split(KEY)}, "one random key"),
         ({"mode": "mirror"}, "mode must be one of 'both', 'split'"),
-        ({"law": "cauchy"}, r"use one of sphere, sign, uniform, or a function draw\(key, shape, dtype\)"),
+        ({"distribution": "cauchy"}, r"use one of sphere, sign, uniform, or a function draw\(key, shape, dtype\)"),
         ({"perturb": {"w": True}}, r"perturb must be a function perturb\(path, leaf\), not dict"),
         ({"pairs": 0}, "pairs must be a whole number of at least 1"),
         ({"pairs": 2, "mode": "split"}, 'use pairs=1, or mode="both"'),
@@ -57,8 +57,8 @@ def test_wrong_states_and_batches():
         opt.points({"bias": jnp.ones(3)}, state)
     with pytest.raises(ValueError, match=r"nothing to perturb: .* that perturb accepts"):
         symmetric(optax.sgd(0.1), 0.3, key=KEY, perturb=lambda path, leaf: False).points(params, state)
-    short = symmetric(optax.sgd(0.1), 0.3, key=KEY, law=lambda key, shape, dtype: jnp.ones((), dtype))
-    with pytest.raises(ValueError, match=r"law drew noise of the shape \(\) where \(5, 8\) was asked for"):
+    short = symmetric(optax.sgd(0.1), 0.3, key=KEY, distribution=lambda key, shape, dtype: jnp.ones((), dtype))
+    with pytest.raises(ValueError, match=r"distribution drew noise of the shape \(\) where \(5, 8\) was asked for"):
         short.points(params, state)
     scheduled = symmetric(optax.sgd(0.1), lambda step: 0.1 * step, key=KEY, mode="split")
     with pytest.raises(ValueError, match="return sums or means over the samples, or give noise as a number"):

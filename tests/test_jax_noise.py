@@ -1,4 +1,4 @@
-"""ssgd.jax: laws, and which leaves the noise moves."""
+"""ssgd.jax: distributions, and which leaves the noise moves."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,10 @@ from .jax_problems import KEY, batch, close, jax, jnp, loss_fn, net, optax, same
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-@pytest.mark.parametrize("law", ["sphere", "sign", "uniform"])
-def test_laws(law):
+@pytest.mark.parametrize("distribution", ["sphere", "sign", "uniform"])
+def test_distributions(distribution):
     w = {"w": jax.random.normal(jax.random.key(1), (60, 50)), "b": jnp.ones(50)}
-    opt = symmetric(optax.sgd(0.1), 0.3, key=KEY, law=law)
+    opt = symmetric(optax.sgd(0.1), 0.3, key=KEY, distribution=distribution)
     state = opt.init(w)
     plus, minus = opt.points(w, state)
     n, rms = plus["w"] - w["w"], jnp.sqrt(jnp.mean(w["w"] ** 2))
@@ -20,18 +20,20 @@ def test_laws(law):
     ratios = opt.realised_ratios(w, state)
     assert ratios["b"] is None
     np.testing.assert_allclose(
-        ratios["w"], 0.3 / 3**0.5 if law == "uniform" else 0.3, rtol=0.03 if law == "uniform" else 1e-5
+        ratios["w"],
+        0.3 / 3**0.5 if distribution == "uniform" else 0.3,
+        rtol=0.03 if distribution == "uniform" else 1e-5,
     )
     assert abs(n.mean()) < 0.1 * n.std()
-    if law == "sign":
+    if distribution == "sign":
         np.testing.assert_allclose(jnp.abs(n), 0.3 * rms, rtol=1e-4)
-    if law == "uniform":
+    if distribution == "uniform":
         assert 0.29 < jnp.abs(n).max() / rms <= 0.3 * (1 + 1e-5)
 
 
-def test_a_law_of_ones_own_is_scaled_to_the_norm():
+def test_a_distribution_of_ones_own_is_scaled_to_the_norm():
     w = jnp.full((4, 4), 2.0)
-    opt = symmetric(optax.sgd(0.1), 0.5, key=KEY, law=lambda key, shape, dtype: jnp.full(shape, 7.0, dtype))
+    opt = symmetric(optax.sgd(0.1), 0.5, key=KEY, distribution=lambda key, shape, dtype: jnp.full(shape, 7.0, dtype))
     close(opt.points(w, opt.init(w)), (jnp.full((4, 4), 3.0), jnp.full((4, 4), 1.0)))
 
 
@@ -55,7 +57,7 @@ def test_zero_bfloat16_complex_and_empty_leaves():
         "complex": jax.random.normal(jax.random.key(2), (40, 30), jnp.complex64),
         "empty": jnp.zeros((0, 3)),
     }
-    opt = symmetric(optax.sgd(0.1), 0.3, key=KEY, law="uniform")
+    opt = symmetric(optax.sgd(0.1), 0.3, key=KEY, distribution="uniform")
     state = opt.init(params)
     loss = lambda p: sum(jnp.sum(jnp.abs(w) ** 2) for w in p.values())  # noqa: E731
     (value, grads), ratios, (plus, _) = jax.jit(

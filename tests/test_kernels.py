@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD
 
-from ssgd import SSGD, Law
+from ssgd import SSGD, Distribution
 from ssgd.core import building, points
 from ssgd.methods.rwp import RWP
 
@@ -76,13 +76,13 @@ def ratio(n, w):
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("law", ["sphere", "sign", "uniform", "gaussian"])
-def test_the_pair_is_symmetric_and_fixed_laws_have_exactly_the_level(law, dtype):
+@pytest.mark.parametrize("distribution", ["sphere", "sign", "uniform", "gaussian"])
+def test_the_pair_is_symmetric_and_fixed_distributions_have_exactly_the_level(distribution, dtype):
     parameters = make(*SHAPES, dtype=dtype)
-    plus, minus = noises(start(parameters, law=law), parameters)
+    plus, minus = noises(start(parameters, distribution=distribution), parameters)
     for w, n, m in zip(parameters, plus, minus, strict=True):
         torch.testing.assert_close(n, -m, rtol=0, atol=4 * ROUNDING[dtype])
-        if w.numel() and law in ("sphere", "sign"):
+        if w.numel() and distribution in ("sphere", "sign"):
             assert ratio(n, w) == pytest.approx(0.5, rel=2 * ROUNDING[dtype])
 
 
@@ -108,15 +108,15 @@ def test_an_autocast_block_around_everything_sees_every_move():
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("law", ["sphere", "sign", "uniform", "gaussian"])
-def test_both_points_at_once_are_those_in_turn(law, dtype):
+@pytest.mark.parametrize("distribution", ["sphere", "sign", "uniform", "gaussian"])
+def test_both_points_at_once_are_those_in_turn(distribution, dtype):
     parameters = make(*SHAPES, dtype=dtype)
     clean = [p.detach().clone() for p in parameters]
     in_turn = []
-    for point in start(parameters, law=law).points():
+    for point in start(parameters, distribution=distribution).points():
         with point:
             in_turn.append([p.detach().clone() for p in parameters])
-    at_once = start(parameters, law=law).both_points()
+    at_once = start(parameters, distribution=distribution).both_points()
     assert same(parameters, clean)
     for found, expected in zip(at_once, in_turn, strict=True):
         assert same([found[p] for p in parameters], expected)
@@ -203,7 +203,7 @@ def test_a_late_backward_is_refused():
 
 def test_normal_noise_is_normal_and_its_elements_independent():
     (w,) = make((200, 200))
-    z = noises(start([w], 1.0, law="gaussian"), [w])[0][0].flatten()
+    z = noises(start([w], 1.0, distribution="gaussian"), [w])[0][0].flatten()
     sigma = 1 / math.sqrt(len(z))
     assert abs(z.mean()) < 4 * sigma
     assert z.var() == pytest.approx(1, abs=4 * math.sqrt(2) * sigma)
@@ -215,17 +215,17 @@ def test_normal_noise_is_normal_and_its_elements_independent():
         assert abs((z[lag:] ** 2 * z[:-lag] ** 2).mean() - 1) < 4 * math.sqrt(8) * sigma
 
 
-def test_the_sign_law_fixes_every_element():
+def test_the_sign_distribution_fixes_every_element():
     (w,) = make((60, 50))
-    n = noises(start([w], 0.2, law="sign"), [w])[0][0]
+    n = noises(start([w], 0.2, distribution="sign"), [w])[0][0]
     rms = w.detach().double().norm() / math.sqrt(w.numel())
     torch.testing.assert_close(n.abs(), (0.2 * rms).expand_as(n), rtol=0, atol=1e-6)
     assert abs((n > 0).double().mean() - 0.5) < 0.04
 
 
-def test_the_uniform_law_has_its_peak_at_the_level():
+def test_the_uniform_distribution_has_its_peak_at_the_level():
     (w,) = make((100, 100))
-    n = noises(start([w], 0.2, law="uniform"), [w])[0][0]
+    n = noises(start([w], 0.2, distribution="uniform"), [w])[0][0]
     peak = 0.2 * w.detach().double().norm() / math.sqrt(w.numel())
     assert 0.99 * peak < n.abs().max() < peak + 1e-6
     assert abs(n.mean()) < 0.04 * peak and ratio(n, w) == pytest.approx(0.2 / math.sqrt(3), rel=0.02)
@@ -258,7 +258,7 @@ def test_all_batches_of_a_step_see_the_same_noise_and_the_next_step_another():
 
 def test_no_block_of_any_tensor_has_the_noise_of_another():
     parameters = make((64, 64), (64, 64))
-    plus, _ = noises(start(parameters, law="gaussian"), parameters)
+    plus, _ = noises(start(parameters, distribution="gaussian"), parameters)
     blocks = torch.cat(plus).view(-1, kernels.BLOCK)
     assert len(blocks) == 4
     alike = torch.corrcoef(blocks) - torch.eye(4)
@@ -307,8 +307,8 @@ def test_what_the_kernels_do_not_serve_is_left_to_torch():
     assert form(make((4, 4), dtype=torch.float64)) is points.TwoPoints
     assert form([*flat, *make((4, 4), dtype=torch.float64)]) is points.TwoPoints
     assert form(flat, foreach=False) is points.TwoPoints
-    assert form(flat, law="filter") is points.TwoPoints
-    assert form(flat, law=Law("sphere", lambda z, generator: z.fill_(1))) is points.TwoPoints
+    assert form(flat, distribution="filter") is points.TwoPoints
+    assert form(flat, distribution=Distribution("sphere", lambda z, generator: z.fill_(1))) is points.TwoPoints
     assert form(flat, kind=RWP, adaptive=True) is points.TwoPoints
     opt = SSGD(SGD(flat, lr=0.1), 0.1)
     flat[0].requires_grad_(False)  # with nothing to move, Triton is not asked for

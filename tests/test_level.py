@@ -48,7 +48,7 @@ def curve(means, levels=(0.1, 0.2, 0.4), clean=0.0, blank=1.0):
     means = np.array(means)[:, None] + clean
     return LevelCurve(
         levels=np.array(levels),
-        law="sphere",
+        distribution="sphere",
         seed=0,
         mode="train",
         samples=4,
@@ -62,13 +62,13 @@ def curve(means, levels=(0.1, 0.2, 0.4), clean=0.0, blank=1.0):
 # --- the rule -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", ["sphere", "sign"])
-def test_in_a_bowl_it_is_the_root_of_the_share(law):
-    found = find_level(bowl(), law=law)
+@pytest.mark.parametrize("distribution", ["sphere", "sign"])
+def test_in_a_bowl_it_is_the_root_of_the_share(distribution):
+    found = find_level(bowl(), distribution=distribution)
     np.testing.assert_allclose(found.mean, found.levels**2 * found.blank, rtol=1e-9)
     assert found.suggestion == pytest.approx(math.sqrt(0.05), rel=1e-9)
-    assert f"suggested level 0.22 ({law}): there the noise undoes 5%" in found.verdict
-    assert (found.clean, found.samples, found.law, found.mode) == (0, 4, law, "train")
+    assert f"suggested level 0.22 ({distribution}): there the noise undoes 5%" in found.verdict
+    assert (found.clean, found.samples, found.distribution, found.mode) == (0, 4, distribution, "train")
     assert found.levels[[0, -1]] == pytest.approx([0.01, 1.5])
 
 

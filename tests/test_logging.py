@@ -42,7 +42,7 @@ def test_a_closure_may_return_a_number():
 def test_realised_ratios_inside_and_outside_a_point(way):
     model = mlp()
     x, y = vectors()
-    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5, law="uniform")
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5, distribution="uniform")
     before = weights(model)
     outside = opt.realised_ratios()
     assert same(model, before)

@@ -56,7 +56,7 @@ def test_a_level_on_a_device_is_taken_as_it_is():
     [
         ({"mode": "split"}, "mode must be one of 'both', 'mirror', not 'split'"),
         ({"mode": "mirror"}, "needs the data parallel module: pass model="),
-        ({"law": "gauss"}, "no law called 'gauss'"),
+        ({"distribution": "gauss"}, "no distribution called 'gauss'"),
         ({"pairs": 0}, "pairs must be a whole number of at least 1"),
         ({"pairs": 1.5}, "pairs must be a whole number"),
         ({"pairs": True}, "pairs must be a whole number"),
@@ -163,7 +163,7 @@ def test_a_refused_wrapper_leaves_the_base_as_it_was():
     for bad in (
         {"noise": -1.0},
         {"noise": 0.1, "rng": "x"},
-        {"noise": 0.1, "law": "x"},
+        {"noise": 0.1, "distribution": "x"},
         {"noise": 0.1, "nonfinite": "x"},
     ):
         with pytest.raises(ValueError):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
-from ssgd import SSGD, Law
-from ssgd.core.noise import as_law, mix
+from ssgd import SSGD, Distribution
+from ssgd.core.noise import as_distribution, mix
 from ssgd.methods import NSO, RWP, SAM, EntropySGD
 
 from .problems import mlp, run_passes, take_step, vectors
@@ -36,9 +36,13 @@ def make(shapes, seed=0, dtype=torch.float64):
 
 @settings(deadline=None, max_examples=60)
 @given(shapes, st.floats(1e-3, 3.0), st.sampled_from(["sphere", "sign"]), st.integers(0, 2**63 - 1))
-def test_fixed_laws_have_exactly_the_level_in_every_tensor_and_the_pair_is_symmetric(shapes, level, law, seed):
+def test_fixed_distributions_have_exactly_the_level_in_every_tensor_and_the_pair_is_symmetric(
+    shapes, level, distribution, seed
+):
     parameters = make(shapes)
-    plus, minus = noises(SSGD(SGD(parameters, lr=0.1), level, law=law, seed=seed, perturb=parameters), parameters)
+    plus, minus = noises(
+        SSGD(SGD(parameters, lr=0.1), level, distribution=distribution, seed=seed, perturb=parameters), parameters
+    )
     for p, n, m in zip(parameters, plus, minus, strict=True):
         torch.testing.assert_close(n.norm(), level * p.detach().norm(), rtol=1e-9, atol=0)
         torch.testing.assert_close(n, -m, rtol=1e-9, atol=1e-12)
@@ -55,24 +59,24 @@ def test_levels_differ_by_group(levels):
         torch.testing.assert_close(n.norm(), a * p.detach().norm(), rtol=1e-9, atol=1e-15)
 
 
-def test_the_sign_law_fixes_every_element():
+def test_the_sign_distribution_fixes_every_element():
     (w,) = make([(6, 5)])
-    plus, _ = noises(SSGD(SGD([w], lr=0.1), 0.2, law="sign", seed=1), [w])
+    plus, _ = noises(SSGD(SGD([w], lr=0.1), 0.2, distribution="sign", seed=1), [w])
     rms = w.detach().norm() / math.sqrt(w.numel())
     torch.testing.assert_close(plus[0].abs(), (0.2 * rms).expand_as(w), rtol=1e-9, atol=1e-12)
     assert (plus[0] > 0).any() and (plus[0] < 0).any()
 
 
-def test_the_uniform_law_has_its_peak_at_the_level_and_the_ratio_of_its_variance():
+def test_the_uniform_distribution_has_its_peak_at_the_level_and_the_ratio_of_its_variance():
     (w,) = make([(200, 200)])
-    plus, _ = noises(SSGD(SGD([w], lr=0.1), 0.2, law="uniform", seed=1), [w])
+    plus, _ = noises(SSGD(SGD([w], lr=0.1), 0.2, distribution="uniform", seed=1), [w])
     peak = 0.2 * w.detach().norm() / math.sqrt(w.numel())
     assert plus[0].abs().max() <= peak * (1 + 1e-9)
     assert plus[0].abs().max() > 0.99 * peak
     assert plus[0].norm() / w.detach().norm() == pytest.approx(0.2 / math.sqrt(3), rel=0.01)
 
 
-def test_the_sphere_law_is_isotropic():
+def test_the_sphere_distribution_is_isotropic():
     (w,) = make([(100, 100)])
     plus, _ = noises(SSGD(SGD([w], lr=0.1), 1.0, seed=1), [w])
     z = (plus[0] / plus[0].std()).flatten()
@@ -80,33 +84,35 @@ def test_the_sphere_law_is_isotropic():
     assert (z**4).mean() == pytest.approx(3.0, abs=0.2)  # a Gaussian's kurtosis
 
 
-def test_a_users_own_law():
+def test_a_users_own_distribution():
     def triangular(z, generator):
         z.uniform_(-1, 1, generator=generator)
         z.add_(torch.empty_like(z).uniform_(-1, 1, generator=generator))
 
     (w,) = make([(30, 30)])
-    fixed, _ = noises(SSGD(SGD([w], lr=0.1), 0.3, law=triangular, seed=1), [w])
+    fixed, _ = noises(SSGD(SGD([w], lr=0.1), 0.3, distribution=triangular, seed=1), [w])
     torch.testing.assert_close(fixed[0].norm(), 0.3 * w.detach().norm(), rtol=1e-9, atol=0)
-    free, _ = noises(SSGD(SGD([w], lr=0.1), 0.3, law=Law("triangular", triangular, unit="rms"), seed=1), [w])
+    free, _ = noises(
+        SSGD(SGD([w], lr=0.1), 0.3, distribution=Distribution("triangular", triangular, unit="rms"), seed=1), [w]
+    )
     assert free[0].abs().max() <= 0.6 * w.detach().norm() / 30
     assert free[0].norm() / w.detach().norm() == pytest.approx(0.3 * math.sqrt(2 / 3), rel=0.05)
 
 
-def test_a_law_that_returns_its_noise_is_refused():
+def test_a_distribution_that_returns_its_noise_is_refused():
     w = nn.Parameter(torch.ones(2, 3))
     before = w.detach().clone()
-    opt = SSGD(SGD([w], lr=0.1), 0.2, law=lambda z, generator: torch.randn(z.shape, generator=generator))
-    with pytest.raises(TypeError, match=r"the law '<lambda>' returned a tensor of its own.*fills z in place"):
+    opt = SSGD(SGD([w], lr=0.1), 0.2, distribution=lambda z, generator: torch.randn(z.shape, generator=generator))
+    with pytest.raises(TypeError, match=r"the distribution '<lambda>' returned a tensor of its own.*fills z in place"):
         for point in opt.points():
             with point:
                 w.sum().backward()
     assert torch.equal(w, before)
 
 
-def test_a_law_that_draws_only_zeros_leaves_the_weights():
+def test_a_distribution_that_draws_only_zeros_leaves_the_weights():
     (w,) = make([(3, 3)])
-    plus, minus = noises(SSGD(SGD([w], lr=0.1), 0.3, law=lambda z, generator: z.zero_()), [w])
+    plus, minus = noises(SSGD(SGD([w], lr=0.1), 0.3, distribution=lambda z, generator: z.zero_()), [w])
     assert not plus[0].any() and not minus[0].any()
 
 
@@ -280,11 +286,11 @@ def test_mix_is_splitmix64_so_that_a_seed_draws_the_same_noise_in_every_version(
     assert mix(0, 0) == mix(0xE220A8397B1DCDAF)
 
 
-def test_a_law_counts_in_a_known_unit():
+def test_a_distribution_counts_in_a_known_unit():
     with pytest.raises(ValueError, match="unit must be one of 'norm', 'rms', 'filter', 'one', not 'level'"):
-        Law("mine", torch.Tensor.normal_, unit="level")
+        Distribution("mine", torch.Tensor.normal_, unit="level")
 
 
-def test_an_unknown_law_is_named():
-    with pytest.raises(ValueError, match=r"no law called 'gauss'.*sphere, sign, uniform"):
-        as_law("gauss")
+def test_an_unknown_distribution_is_named():
+    with pytest.raises(ValueError, match=r"no distribution called 'gauss'.*sphere, sign, uniform"):
+        as_distribution("gauss")

@@ -17,7 +17,7 @@ from .rivals import assert_gradients, gradient, take, take_halves
 def test_smoothout_has_the_published_distribution():
     """Kolmogorov–Smirnov: U(−a, a) times the layer's rms, in every element, over many draws."""
     w = torch.randn(40, 25, dtype=torch.float64).requires_grad_()
-    opt = OneSided(SGD([w], lr=0.0), 0.3, law="uniform", seed=1)
+    opt = OneSided(SGD([w], lr=0.0), 0.3, distribution="uniform", seed=1)
     clean, draws = w.detach().clone(), []
     for _ in range(50):
         for point in opt.points():
@@ -158,8 +158,8 @@ def test_arwps_memory_is_of_gradients_without_the_scale(base, fused):
 
 @pytest.mark.parametrize("kind", [NSO, RWP, EntropySGD])
 def test_noise_that_is_part_of_the_method_is_no_option(kind):
-    with pytest.raises(TypeError, match="law"):
-        kind(SGD(mlp().parameters(), lr=0.1), 0.1, law="sphere")
+    with pytest.raises(TypeError, match="distribution"):
+        kind(SGD(mlp().parameters(), lr=0.1), 0.1, distribution="sphere")
 
 
 def test_halves_without_noise_are_the_whole_batch_but_for_batch_norm():

@@ -34,9 +34,11 @@ def trained(kind, name, size, steps=4, dropout=False, **options):
 
 @pytest.mark.parametrize("name", ["ssgd", "split"])
 @pytest.mark.parametrize("size", [8, 7])
-@pytest.mark.parametrize("law", ["sphere", "uniform"])
-def test_weights_and_momentum_are_bitwise_those_of_passes_in_turn(name, size, law):
-    (net, opt, sums), (other, other_opt, other_sums) = (trained(kind, name, size, law=law) for kind in (Step, PairStep))
+@pytest.mark.parametrize("distribution", ["sphere", "uniform"])
+def test_weights_and_momentum_are_bitwise_those_of_passes_in_turn(name, size, distribution):
+    (net, opt, sums), (other, other_opt, other_sums) = (
+        trained(kind, name, size, distribution=distribution) for kind in (Step, PairStep)
+    )
     for p, q in zip(net.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q)
         assert torch.equal(opt.state[p]["momentum_buffer"], other_opt.state[q]["momentum_buffer"])

@@ -72,17 +72,17 @@ def test_autocast_around_everything_equals_autocast_around_each_pass(way):
     assert same(train(True), train(False))
 
 
-@pytest.mark.parametrize("law", ["sphere", "sign", "uniform"])
+@pytest.mark.parametrize("distribution", ["sphere", "sign", "uniform"])
 @pytest.mark.parametrize("way", ["points", "closure", "split"])
-def test_pure_bfloat16_parameters(way, law):
+def test_pure_bfloat16_parameters(way, distribution):
     """Norms are taken in single precision; the realised ratio is the level up to bfloat16's rounding of w ± n."""
     model = mlp(torch.bfloat16)
     x, y = vectors(dtype=torch.bfloat16)
-    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, law=law)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, distribution=distribution)
     before = weights(model)
     for ratio in opt.realised_ratios():
-        expected = 0.3 if law != "uniform" else 0.3 / 3**0.5
-        assert ratio.item() == pytest.approx(expected, rel=0.02 if law != "uniform" else 0.35)
+        expected = 0.3 if distribution != "uniform" else 0.3 / 3**0.5
+        assert ratio.item() == pytest.approx(expected, rel=0.02 if distribution != "uniform" else 0.35)
     assert same(model, before)
     take_step(opt, way, model, x, y)
     assert all(p.dtype == torch.bfloat16 and p.isfinite().all() for p in model.parameters())
@@ -97,7 +97,9 @@ def test_the_norm_of_a_large_half_precision_layer_does_not_overflow(foreach):
 
 def test_the_norm_of_a_large_half_precision_filter_does_not_overflow():
     w = nn.Parameter(torch.full((3, 90000), 300.0, dtype=torch.float16))
-    ratio = SSGD(SGD([w], lr=0.1), 1e-4, law="filter").realised_ratios()[0]  # a row's norm for every element of it
+    ratio = SSGD(SGD([w], lr=0.1), 1e-4, distribution="filter").realised_ratios()[
+        0
+    ]  # a row's norm for every element of it
     assert ratio.item() == pytest.approx(1e-4 * 300, rel=0.02)
 
 
@@ -125,10 +127,10 @@ def test_several_dtypes_in_one_optimizer():
     opt.step()
 
 
-@pytest.mark.parametrize("law", ["sphere", "sign"])
-def test_complex_parameters(law):
+@pytest.mark.parametrize("distribution", ["sphere", "sign"])
+def test_complex_parameters(distribution):
     w = nn.Parameter(torch.randn(5, 4, dtype=torch.complex64))
-    opt = SSGD(SGD([w], lr=0.1), 0.3, law=law)
+    opt = SSGD(SGD([w], lr=0.1), 0.3, distribution=distribution)
     before = w.detach().clone()
     for point in opt.points():
         with point:

@@ -129,10 +129,10 @@ def test_a_gpu_that_is_not_there_is_not_asked_for(monkeypatch):
         ("method=split:much", "level takes float, not 'much'"),
         ("settings.share=0.5", "sgd has no setting 'share' beside its level: none"),
         ("settings.share=half", r"settings\.share takes float, not 'half'"),
-        ("settings=0.5", r"cannot use 'settings=0.5': .* level, settings\.NAME, law"),
+        ("settings=0.5", r"cannot use 'settings=0.5': .* level, settings\.NAME, distribution"),
         ("model.depth=20", "cannot use 'model.depth=20'"),
         ("phases=", "cannot read phases=''"),
-        ("law=gauss", "law must be one of 'sphere'"),
+        ("distribution=gauss", "distribution must be one of 'sphere'"),
         ("perturb=bias", "perturb must be one of 'all', 'conv', 'dense', 'recurrent', 'embedding', not 'bias'"),
         ("precision=fp16", "precision must be one of"),
         ("momentum=-1", "momentum must be finite and not negative"),
@@ -169,10 +169,10 @@ def test_a_method_that_trains_no_phase_is_refused_where_it_would_be_trained(tmp_
 
 def test_a_recipe_shows_its_fields_and_its_cost():
     shown = str(get("table1/cifar100/75-25S-25S"))
-    assert "phases = '75-25S-25S'" in shown and "level = 0.5" in shown and "law = 'uniform'" in shown
+    assert "phases = '75-25S-25S'" in shown and "level = 0.5" in shown and "distribution = 'uniform'" in shown
     assert "# 75 epochs of sgd at 0.1; 25 epochs of ssgd(0.5) at 0.01; 25 epochs of ssgd(0.5) at 0.001" in shown
     assert "# 125 epochs that cost as much as 175 of plain SGD" in shown
-    assert shown.endswith("# ssgd: level 0.5 of law uniform is a noise of 0.29 of the weights' norm")
+    assert shown.endswith("# ssgd: level 0.5 of distribution uniform is a noise of 0.29 of the weights' norm")
     assert str(Recipe(phases="1", lr=(0.1,))).endswith("# 1 epoch that costs as much as 1 of plain SGD")
     assert "nesterov" not in shown
 
@@ -199,13 +199,15 @@ def test_what_is_left_open_is_settled_and_kept():
 @pytest.mark.parametrize(
     ("method", "sphere", "uniform"), [("split", 0.15, 0.26), ("ssgd", 0.25, 0.43), ("sam", 0.05, 0.05)]
 )
-def test_a_level_left_open_is_the_same_noise_under_either_law(method, sphere, uniform):
-    for law, level in (("sphere", sphere), ("uniform", uniform)):
-        recipe = small(method=method, law=law, phases=f"1({method})-1", lr=(0.1, 0.01))
+def test_a_level_left_open_is_the_same_noise_under_either_distribution(method, sphere, uniform):
+    for distribution, level in (("sphere", sphere), ("uniform", uniform)):
+        recipe = small(method=method, distribution=distribution, phases=f"1({method})-1", lr=(0.1, 0.01))
         assert settled(recipe, "cpu").level == level
         run = run_of(recipe)
         assert run.opt.param_groups[0][methods.get(method).settings[0].name] == level
-        given = small(method=method, level=level, law=law, phases=f"1({method}:{level})-1", lr=(0.1, 0.01))
+        given = small(
+            method=method, level=level, distribution=distribution, phases=f"1({method}:{level})-1", lr=(0.1, 0.01)
+        )
         assert identity(recipe) == identity(given)
 
 

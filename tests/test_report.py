@@ -203,7 +203,9 @@ def test_another_training_does_not_slip_in(part):
     deciding = {f.name for f in fields(Recipe)} - {"name", "seeds", "evaluate_every", "precision", "parallel"}
     for c in PARTS[part].cells:
         (own, *_) = matching(runs, c.wanted, part)
-        for name in deciding if "law" in c.wanted else deciding - {"law"}:  # without noise it decides nothing
+        for name in (
+            deciding if "distribution" in c.wanted else deciding - {"distribution"}
+        ):  # without noise it decides nothing
             changed = {name: other(own.recipe[name])}
             made = {**own.row, **changed, "recipe": {**own.recipe, **changed}}
             assert not matching([as_run(made)], c.wanted, part), (c.row, c.column, name)

@@ -103,8 +103,11 @@ def test_what_the_noise_of_split_brings_is_its_difference_to_the_halves():
     assert price(runs).noise and not price([found for found in runs if found.method != "halves"]).noise
 
 
-def test_a_law_is_named_where_it_is_not_the_papers():
-    runs = [run("cifar100", 1, {"method": "split", "level": 0.26, "law": law}) for law in ("uniform", "sphere")]
+def test_a_distribution_is_named_where_it_is_not_the_papers():
+    runs = [
+        run("cifar100", 1, {"method": "split", "level": 0.26, "distribution": distribution})
+        for distribution in ("uniform", "sphere")
+    ]
     assert [found.method for found in split(runs).lines] == ["split (0.26)", "split (0.26, sphere)"]
 
 

@@ -32,7 +32,19 @@ from ssgd.lab.train.rundir import RunDir
 from .tiny_experiments import cut_after, made_of, tiny
 
 COMMITTED = Path(__file__).parent.parent / "results"
-NEEDED = {"experiment", "model", "data", "method", "mode", "level", "law", "phases", "weight_decay", "seed", "epochs"}
+NEEDED = {
+    "experiment",
+    "model",
+    "data",
+    "method",
+    "mode",
+    "level",
+    "distribution",
+    "phases",
+    "weight_decay",
+    "seed",
+    "epochs",
+}
 NEEDED |= {"passes", "seconds", "scale", "device", "versions", "commit", "recipe", "curve"}
 
 
@@ -90,7 +102,10 @@ def test_the_papers_number_of_runs():
 def test_smoke_keeps_methods_and_phases(name):
     recipe, short = get(name), smoke(get(name))
     ways = [dict.fromkeys((phase.method, phase.level) for phase in r.schedule.phases) for r in (recipe, short)]
-    assert list(ways[0]) == list(ways[1]) and (short.perturb, short.law) == (recipe.perturb, recipe.law)
+    assert list(ways[0]) == list(ways[1]) and (short.perturb, short.distribution) == (
+        recipe.perturb,
+        recipe.distribution,
+    )
     assert short.schedule.epochs <= 3 and short.name == name.replace("/", "/smoke/", 1)
 
 
@@ -108,7 +123,7 @@ DROPPED_AT_LAST = Recipe(phases="2-2(dropconnect:0.3)", lr=(0.1,))
         (get("table1/cifar100/75-50-50"), get("table2/cifar100/resnet20/sgd"), True),
         (get("fig3/all/0.4"), get("table2/cifar100/resnet20/ssgd-0.4"), True),
         (Recipe(method="ssgd"), Recipe(method="ssgd", level=0.25, phases="75S-50S-50S"), True),
-        (Recipe(law="sphere", perturb="conv"), Recipe(law="uniform"), True),
+        (Recipe(distribution="sphere", perturb="conv"), Recipe(distribution="uniform"), True),
         (Recipe(), Recipe(seeds=(3,), evaluate_every=5), True),
         (Recipe(), Recipe(level=0.3), True),  # SGD has none
         (Recipe(), Recipe(lr=(0.2, 0.02, 0.002), lr_for_batch=256), True),
@@ -125,12 +140,12 @@ DROPPED_AT_LAST = Recipe(phases="2-2(dropconnect:0.3)", lr=(0.1,))
         (get("comparison/dropconnect"), get("comparison/dropconnect-conv"), False),
         (DROPPED_AT_LAST, replace(DROPPED_AT_LAST, perturb="conv"), False),
         (Recipe(), Recipe(method="halves"), False),
-        (Recipe(method="ssgd"), Recipe(method="ssgd", law="uniform"), False),
+        (Recipe(method="ssgd"), Recipe(method="ssgd", distribution="uniform"), False),
         (Recipe(method="ssgd"), Recipe(method="ssgd", perturb="conv"), False),
         (Recipe(method="sam"), Recipe(method="sam", perturb="conv"), False),
         (Recipe(method="sam"), Recipe(method="sam", bn_stats="first"), False),
-        (Recipe(method="sam"), Recipe(method="sam", law="uniform"), True),
-        (SPLIT_IN_TWO, replace(SPLIT_IN_TWO, law="uniform"), False),
+        (Recipe(method="sam"), Recipe(method="sam", distribution="uniform"), True),
+        (SPLIT_IN_TWO, replace(SPLIT_IN_TWO, distribution="uniform"), False),
         (CLIMBS_AT_LAST, replace(CLIMBS_AT_LAST, bn_stats="first"), False),
         (Recipe(method="ssgd"), Recipe(method="ssgd", phases="75-50S-50S"), False),
         (Recipe(method="m-arwp"), Recipe(method="m-arwp", settings={"share": 0.3}), False),
@@ -270,13 +285,13 @@ def test_price_takes_its_levels_from_those_that_tune_tries():
         assert method not in ("sam", "asam") or level in price.TUNED[method]
     for label, (method, level) in price.CONTENDERS.items():
         recipe = get(f"price/cifar10/vgg16/{label}")
-        assert (recipe.method, recipe.level, recipe.law, recipe.held_out) == (method, level, "uniform", 0)
+        assert (recipe.method, recipe.level, recipe.distribution, recipe.held_out) == (method, level, "uniform", 0)
         assert 0 not in recipe.seeds and get("tune/cifar10/vgg16/sgd").seeds == (0,)
 
 
 def test_front_states_every_level_of_noise_as_a_ratio_of_norms():
     recipes = [run.recipe for run in plan(EXPERIMENTS["front"], "paper", Results("nowhere")).runs]
-    assert {(recipe.law, recipe.held_out, recipe.seeds) for recipe in recipes} == {("sphere", 5000, (0,))}
+    assert {(recipe.distribution, recipe.held_out, recipe.seeds) for recipe in recipes} == {("sphere", 5000, (0,))}
     told = {recipe.name.rpartition("/")[2]: (recipe.method, recipe.level, recipe.weight_decay) for recipe in recipes}
     assert told["noise-halves-0.25"] == ("noise-halves", 0.25, 5e-4) and told["ssgd-0.17"] == ("ssgd", 0.17, 5e-4)
     assert told["sgd-decay-2e-3"] == ("sgd", None, 2e-3)
@@ -357,12 +372,15 @@ def test_every_experiment_runs_in_seconds_and_again_at_no_cost(name, shared, mon
                 assert found.names == list(experiment.picture.of.values())
 
 
-def test_a_mixture_tells_the_law_of_its_noise_whatever_comes_last(shared, monkeypatch):
+def test_a_mixture_tells_the_distribution_of_its_noise_whatever_comes_last(shared, monkeypatch):
     monkeypatch.chdir(shared)
     assert main(["reproduce", "table1", "--scale", "smoke", "--device", "cpu"]) == 0
     runs = plan(EXPERIMENTS["table1"], "smoke", Results("results")).runs  # some were made under another name
-    laws = {(run.row["method"], run.row["phases"]): run.row["law"] for run in runs}
-    assert laws["ssgd", "1-1S-1"] == laws["ssgd", "1-1-1S"] == "uniform" and laws["sgd", "1-1-1"] is None
+    distributions = {(run.row["method"], run.row["phases"]): run.row["distribution"] for run in runs}
+    assert (
+        distributions["ssgd", "1-1S-1"] == distributions["ssgd", "1-1-1S"] == "uniform"
+        and distributions["sgd", "1-1-1"] is None
+    )
 
 
 def test_speech_keeps_what_figure_6_draws(shared, monkeypatch):

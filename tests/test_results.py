@@ -7,7 +7,19 @@ from statistics import mean, stdev
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NEEDED = {"experiment", "model", "data", "method", "mode", "level", "law", "phases", "weight_decay", "seed", "epochs"}
+NEEDED = {
+    "experiment",
+    "model",
+    "data",
+    "method",
+    "mode",
+    "level",
+    "distribution",
+    "phases",
+    "weight_decay",
+    "seed",
+    "epochs",
+}
 NEEDED |= {"passes", "seconds", "device", "versions", "commit"}
 FIGURES = ({"train_accuracy", "test_accuracy"}, {"test_perplexity"}, {"test_wer", "test_cer"})  # of what is learnt
 

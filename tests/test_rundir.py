@@ -17,7 +17,7 @@ from ssgd.lab.train.rundir import RunDir, _source, environment, find_runs
 
 from .test_files import make_read_only, small_disk
 
-RECIPE = {"model": "resnet20", "lr": (0.1, 0.01), "settings": {"noise": 0.2, "law": "sphere"}, "limit": None}
+RECIPE = {"model": "resnet20", "lr": (0.1, 0.01), "settings": {"noise": 0.2, "distribution": "sphere"}, "limit": None}
 HERE = {"torch": "2.11"}
 
 
@@ -63,12 +63,12 @@ def test_another_recipe_is_refused_field_by_field(run):
     run.add_metrics({"epoch": 1})
     run.close()
     before = (run.path / "recipe.json").read_bytes()
-    asked = {**RECIPE, "lr": [0.2], "settings": {"noise": 0.2, "law": "sign"}, "batch": 64}
+    asked = {**RECIPE, "lr": [0.2], "settings": {"noise": 0.2, "distribution": "sign"}, "batch": 64}
     with pytest.raises(ValueError, match="holds a run of another recipe") as caught:
         RunDir(run.path).open(asked, HERE)
     assert str(caught.value).splitlines()[1:] == [
         "  lr: here [0.1, 0.01], asked [0.2]",
-        '  settings.law: here "sphere", asked "sign"',
+        '  settings.distribution: here "sphere", asked "sign"',
         "  batch: here null, asked 64",
         "choose another --out, or delete the folder to start anew",
     ]

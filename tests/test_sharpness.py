@@ -71,11 +71,11 @@ def visited(task, measure):
 # --- the symmetric excess -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", ["sphere", "sign", "uniform", "filter", "gaussian"])
-def test_each_pair_gives_the_curvature_along_its_noise(law):
+@pytest.mark.parametrize("distribution", ["sphere", "sign", "uniform", "filter", "gaussian"])
+def test_each_pair_gives_the_curvature_along_its_noise(distribution):
     H, centre = hessian(), torch.linspace(-1, 1, 25, dtype=DOUBLE)
     task = Task(Weights(), quadratic(H, centre), SHARES)
-    found, (w, *places) = visited(task, lambda t: symmetric_excess(t, 0.3, law=law, pairs=3))
+    found, (w, *places) = visited(task, lambda t: symmetric_excess(t, 0.3, distribution=distribution, pairs=3))
     noises = torch.stack([plus - w for plus in places[::2]])
     torch.testing.assert_close(noises, torch.stack([w - minus for minus in places[1::2]]))
     assert noises[:, -3:].eq(0).all() and noises[:, :-3].ne(0).all()  # biases get none
@@ -89,18 +89,18 @@ def test_each_pair_gives_the_curvature_along_its_noise(law):
     assert found.mean == pytest.approx(found.excess.mean())
     assert found.sd == pytest.approx(np.std(found.excess, ddof=1))
     assert found.worst == found.excess.max() > found.mean
-    assert (found.law, found.level, found.mode) == (law, 0.3, "eval")
+    assert (found.distribution, found.level, found.mode) == (distribution, 0.3, "eval")
 
 
-@pytest.mark.parametrize("law", ["sphere", "sign", "uniform", "gaussian"])
-def test_the_mean_is_a_trace_in_units_of_the_level(law):
+@pytest.mark.parametrize("distribution", ["sphere", "sign", "uniform", "gaussian"])
+def test_the_mean_is_a_trace_in_units_of_the_level(distribution):
     H, model = hessian(), Weights()
-    found = symmetric_excess(Task(model, quadratic(H), SHARES), 0.2, law=law, pairs=600)
+    found = symmetric_excess(Task(model, quadratic(H), SHARES), 0.2, distribution=distribution, pairs=600)
     traces = MEAN * H.diagonal()[:12].sum(), MEAN * H.diagonal()[12:22].sum()
     squares = [p.detach().square().mean() for p in (model.first, model.second)]
-    if law == "gaussian":
+    if distribution == "gaussian":
         squares = [1.0, 1.0]
-    expected = sum(float(t * s) for t, s in zip(traces, squares, strict=True)) / (3 if law == "uniform" else 1)
+    expected = sum(float(t * s) for t, s in zip(traces, squares, strict=True)) / (3 if distribution == "uniform" else 1)
     error = 2 * found.sd / 0.2**2 / 600**0.5
     assert found.trace == pytest.approx(expected, abs=4 * error)
     assert error < 0.05 * expected
@@ -108,7 +108,7 @@ def test_the_mean_is_a_trace_in_units_of_the_level(law):
 
 def test_the_noise_is_that_of_ssgd_with_the_same_seed():
     model, (x, y) = mlp(), vectors()
-    opt = SSGD(SGD(model.parameters(), lr=0.0), 0.3, law="sphere", seed=5, model=model)
+    opt = SSGD(SGD(model.parameters(), lr=0.0), 0.3, distribution="sphere", seed=5, model=model)
     expected = []
     for _ in range(2):
         expected.append(opt.symmetric_excess(lambda: F.cross_entropy(model(x), y)).item())
@@ -162,7 +162,7 @@ def test_a_selection_moves_alone():
         ({"level": -1.0}, "the noise level is"),
         ({"level": 0.1, "pairs": 0}, "pairs must be a whole number of at least 1"),
         ({"level": 0.1, "seed": -1}, "seed must be a whole number"),
-        ({"level": 0.1, "law": "cube"}, "no law called 'cube'"),
+        ({"level": 0.1, "distribution": "cube"}, "no distribution called 'cube'"),
         ({"level": 0.1, "mode": "test"}, "mode must be one of 'eval', 'train', not 'test'"),
     ],
 )

@@ -118,9 +118,9 @@ def test_weight_decay_may_leave_norms_and_biases_alone(quiet):
 
 @pytest.mark.parametrize(("method", "split"), [("ssgd", False), ("split", True)])
 def test_noise_is_that_of_the_optimizer_by_hand(quiet, method, split):
-    train(small(method=method, level=0.3, law="uniform"), quiet)
+    train(small(method=method, level=0.3, distribution="uniform"), quiet)
     net = fresh_net()
-    opt = SSGD(sgd(net), 0.3, model=net, law="uniform", seed=mix(0, 1, 0))
+    opt = SSGD(sgd(net), 0.3, model=net, distribution="uniform", seed=mix(0, 1, 0))
     for x, y in batches(range(2), base=opt):
         noisy_step(net, opt, x, y, split)
     assert_ends_as(net, quiet)

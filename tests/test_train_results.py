@@ -13,11 +13,18 @@ def test_a_result_says_all_about_its_run(quiet, tmp_path):
     recipe = small(method="ssgd", level=0.3, seeds=(3, 4))
     rows = train(recipe, replace(quiet, results=str(tmp_path / "new" / "results.jsonl")))
     assert " ".join(rows[0]) == (
-        "experiment model data method mode level law phases weight_decay devices seed epochs passes seconds"
+        "experiment model data method mode level distribution phases weight_decay devices seed epochs passes seconds"
         " train_loss train_accuracy train_top5_accuracy test_loss test_accuracy test_top5_accuracy"
         " test_accuracy_recomputed_bn skipped device versions commit recipe curve curves"
     )
-    expected = {"experiment": "small", "method": "ssgd", "mode": "both", "level": 0.3, "law": "sphere", "passes": 4.0}
+    expected = {
+        "experiment": "small",
+        "method": "ssgd",
+        "mode": "both",
+        "level": 0.3,
+        "distribution": "sphere",
+        "passes": 4.0,
+    }
     assert {key: rows[0][key] for key in expected} == expected
     assert [row["seed"] for row in rows] == [3, 4] and rows[0]["device"] == "cpu"
     assert [json.loads(line) for line in (tmp_path / "new" / "results.jsonl").open()] == rows

@@ -100,7 +100,7 @@ def by_hand(folder, given, split, accumulated=1, clip=1.0, bf16=False):
     loader = plain.get_train_dataloader()
     loader.set_epoch(0)
     model = plain.model.train()
-    opt = given(model) if given else SSGD(plain.create_optimizer(), 0.3, seed=7, law="sign")
+    opt = given(model) if given else SSGD(plain.create_optimizer(), 0.3, seed=7, distribution="sign")
     schedule = get_scheduler("linear", opt, 0, STEPS)
     batches, norms = iter(loader), []
 
@@ -133,7 +133,7 @@ def by_hand(folder, given, split, accumulated=1, clip=1.0, bf16=False):
     "options", [{}, {"gradient_accumulation_steps": 2}, {"max_grad_norm": 0.1}, {"bf16": True}], ids=str
 )
 def test_is_the_loop_of_points_bitwise(tmp_path, way, options):
-    found = trained(tmp_path, settings={"noise": 0.3, "law": "sign", "split": WAYS[way]}, **options)
+    found = trained(tmp_path, settings={"noise": 0.3, "distribution": "sign", "split": WAYS[way]}, **options)
     model, norms = by_hand(
         tmp_path,
         None,
@@ -318,10 +318,10 @@ def test_a_plain_trainer_is_refused_with_the_remedy(tmp_path):
     [
         ({}, "S-SGD needs a level: give noise"),
         ({"given": ssgd, "settings": {"noise": 0.1}}, "leave out noise"),
-        ({"given": ssgd, "settings": {"law": "sphere"}}, "leave out noise=... and law"),
+        ({"given": ssgd, "settings": {"distribution": "sphere"}}, "leave out noise=... and distribution"),
         ({"given": lambda model: SAM(SGD(model.parameters(), 0.1)), "settings": {"split": True}}, "SAM has no split"),
         ({"settings": {"noise": -1.0}}, "a finite number of at least 0"),
-        ({"settings": {"noise": 0.1, "law": "spheer"}}, "no law called 'spheer'"),
+        ({"settings": {"noise": 0.1, "distribution": "spheer"}}, "no distribution called 'spheer'"),
         ({"settings": {"noise": 0.1}, "optim": "lomo"}, "updates weights during backward"),
         ({"settings": {"noise": 0.1, "split": True}, "per_device_train_batch_size": 1}, "at least two samples"),
     ],

@@ -349,14 +349,14 @@ def test_a_point_can_be_taken_once_and_in_order():
         list(OneSided(SGD(mlp().parameters(), lr=0.1), 0.5).points())
 
 
-def test_a_law_that_fails_half_way_leaves_clean_weights_while_the_iterator_is_held():
+def test_a_distribution_that_fails_half_way_leaves_clean_weights_while_the_iterator_is_held():
     def fails(z, generator):
         z.normal_(generator=generator)
         if z.dtype is torch.float64:
             raise MemoryError
 
     parameters = [nn.Parameter(torch.ones(2, 2, dtype=kind)) for kind in (torch.float32, torch.float64)]
-    points = SSGD(SGD(parameters, lr=0.1), 0.5, law=fails).points()
+    points = SSGD(SGD(parameters, lr=0.1), 0.5, distribution=fails).points()
     with pytest.raises(MemoryError):
         next(points).__enter__()
     assert all((p == 1).all() for p in parameters)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .core.checks import check_choice, check_count
-from .core.noise import Fill, Law
+from .core.noise import Distribution, Fill
 from .core.noisy import Noisy
 from .core.parallel import is_sharded
 from .core.points import Level
@@ -36,13 +36,14 @@ class SSGD(Noisy):
 
     Args:
         base: the optimizer that updates w. Its parameter groups and state are shared, not copied.
-        noise: the level, ``||n|| / ||w||`` in each tensor (for ``law="uniform"`` the peak in units of the tensor's
-            rms). It is the key ``"noise"`` of every parameter group and may be changed there at any time; a 0-dim
-            tensor can be changed under a CUDA graph, and is then never taken for zero.
+        noise: the level, ``||n|| / ||w||`` in each tensor (for ``distribution="uniform"`` the peak in units of the
+            tensor's rms). It is the key ``"noise"`` of every parameter group and may be changed there at any time; a
+            0-dim tensor can be changed under a CUDA graph, and is then never taken for zero.
         model: the module trained, as it is called: the DDP or FSDP module. Needed for DDP's single all-reduce, for
             sharded parameters, for ``bn_stats``, and where another optimizer updates a part of it.
         mode: ``"both"``: every process takes both signs; ``"mirror"``: even ranks take +n, odd ranks −n.
-        law: ``"sphere"``, ``"sign"``, ``"uniform"``, a :class:`ssgd.Law`, or a function ``fill(z, generator)``.
+        distribution: ``"sphere"``, ``"sign"``, ``"uniform"``, a :class:`ssgd.Distribution`, or a function
+            ``fill(z, generator)``.
         perturb: the tensors that get noise, such as :func:`ssgd.select` returns. By default every trainable tensor of
             two or more dimensions in the base's groups, without weight-norm's magnitudes, which only ``model`` tells
             for sure.
@@ -64,7 +65,7 @@ class SSGD(Noisy):
         *,
         model: nn.Module | None = None,
         mode: str = "both",
-        law: str | Law | Fill = "sphere",
+        distribution: str | Distribution | Fill = "sphere",
         perturb: Iterable[Tensor] | None = None,
         pairs: int = 1,
         bn_stats: str = "both",
@@ -82,7 +83,7 @@ class SSGD(Noisy):
             base,
             noise,
             model=model,
-            law=law,
+            distribution=distribution,
             perturb=perturb,
             bn_stats=bn_stats,
             rng=rng,
@@ -130,5 +131,6 @@ class SSGD(Noisy):
         return found
 
     def __repr__(self) -> str:
-        options = f"mode={self.mode!r}, law={self.law.name!r}, pairs={self.pairs}, bn_stats={self.bn_stats!r}"
-        return f"SSGD({options}, rng={self.rng!r}, nonfinite={self.nonfinite!r}) around {self.base!r}"
+        options = f"mode={self.mode!r}, distribution={self.distribution.name!r}, pairs={self.pairs}"
+        more = f"bn_stats={self.bn_stats!r}, rng={self.rng!r}, nonfinite={self.nonfinite!r}"
+        return f"SSGD({options}, {more}) around {self.base!r}"

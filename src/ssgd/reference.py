@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .core.noise import Law, as_law, mix
+from .core.noise import Distribution, as_distribution, mix
 
 
 class Reference:
@@ -27,12 +27,12 @@ class Reference:
         base: Optimizer,
         a: float,
         layers: Sequence[Tensor],
-        law: str | Law = "sphere",
+        distribution: str | Distribution = "sphere",
         pairs: int = 1,
         seed: int = 0,
     ) -> None:
         self.base, self.a, self.layers, self.pairs, self.seed = base, a, layers, pairs, seed
-        self.law = as_law(law)
+        self.distribution = as_distribution(distribution)
         self.t = 0
 
     def step(self, *losses: Callable[[], Tensor], shares: Sequence[float] = (0.5, 0.5)) -> None:
@@ -59,12 +59,12 @@ class Reference:
         pairs = []
         for _ in range(self.pairs):
             z = torch.empty(sum(sizes), dtype=w[0].dtype, device=w[0].device)
-            self.law.fill(z, generator)
+            self.distribution.fill(z, generator)
             pairs.append([self._scaled(z_l, w_l) for z_l, w_l in zip(torch.split(z, sizes), w, strict=True)])
         return pairs
 
     def _scaled(self, z_l: Tensor, w_l: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(z_l) if self.law.unit == "norm" else math.sqrt(w_l.numel())
+        length = torch.linalg.vector_norm(z_l) if self.distribution.unit == "norm" else math.sqrt(w_l.numel())
         n_l: Tensor = self.a * torch.linalg.vector_norm(w_l) * z_l / length
         return n_l.view_as(w_l)
 

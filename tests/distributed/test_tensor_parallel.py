@@ -173,7 +173,7 @@ def test_noise_by_filter_needs_whole_rows(ranks: Ranks) -> None:
 def filters(rank: int) -> None:
     net = cut_net(line())
     by_rows, by_columns = (
-        SSGD(SGD(layer.parameters(), lr=0.1), LEVEL, model=net, law="filter") for layer in (net[0], net[2])
+        SSGD(SGD(layer.parameters(), lr=0.1), LEVEL, model=net, distribution="filter") for layer in (net[0], net[2])
     )
     assert all(ratio > 0 for ratio in by_rows.realised_ratios())
     before = gathered(net[2], by_columns)

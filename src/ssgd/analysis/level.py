@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.checks import check_count
-from ..core.noise import Fill, Law, as_law
+from ..core.noise import Distribution, Fill, as_distribution
 from .canvas import empty_figure, saved
 from .sharpness import noisy_weights, symmetric_excess
 from .task import Task, evaluating, kept, replayed
@@ -32,7 +32,7 @@ class LevelCurve:
     """The loss at w, with the weights at zero, and at w + n and w − n for each level (rows) and direction (columns)."""
 
     levels: NDArray[np.float64]
-    law: str
+    distribution: str
     seed: int
     mode: str
     samples: int
@@ -67,7 +67,8 @@ class LevelCurve:
         """The level at which the noise undoes a twentieth of what the weights have learnt; None where there is none.
 
         A heuristic, and a place to start a sweep from. It asks how much noise the function bears, which depends on
-        model, law and batch-norm; of whether noise helps at all it knows nothing. Early in training it comes out lower.
+        model, distribution and batch-norm; of whether noise helps at all it knows nothing. Early in training it is
+        lower.
         """
         reached = ~(self.mean < self.target)  # a loss that is not a number counts as too much noise
         if not self.target > 0 or reached[0] or not reached.any():
@@ -84,15 +85,15 @@ class LevelCurve:
         """The suggestion, or why there is none, in a sentence."""
         if self.suggestion is not None:
             return (
-                f"suggested level {self.suggestion:.2g} ({self.law}): there the noise undoes {SHARE:.0%} of what the "
-                "weights have learnt; a rule of thumb, so try half and twice as much too"
+                f"suggested level {self.suggestion:.2g} ({self.distribution}): there the noise undoes {SHARE:.0%} of "
+                "what the weights have learnt; a rule of thumb, so try half and twice as much too"
             )
         if not self.target > 0:
             return (
                 f"no level suggested: the loss, {self.clean:.4g}, is not below that of weights at zero, "
                 f"{self.blank:.4g}, so that nothing can be undone; train for a while first"
             )
-        low, high = (f"{self.levels[at]:.3g} ({self.law})" for at in (0, -1))
+        low, high = (f"{self.levels[at]:.3g} ({self.distribution})" for at in (0, -1))
         if self.mean[0] < self.target:
             return f"no level suggested: up to {high} the loss rises too little; try larger levels"
         return f"no level suggested: at {low} the loss already rises too much; try smaller levels"
@@ -103,7 +104,7 @@ class LevelCurve:
         axes = figure.subplots()
         axes.set(xscale="log", yscale="log", xlabel="noise level", ylabel="symmetric excess of the loss")
         axes.set_title(
-            f"{self.law} noise, {self.excess.shape[1]} directions, {self.samples} samples", fontsize="medium"
+            f"{self.distribution} noise, {self.excess.shape[1]} directions, {self.samples} samples", fontsize="medium"
         )
         for sign, face, label in ((1, BLUE, "mean ± sd between directions"), (-1, "none", "the same, below zero")):
             own = (sign * self.mean > 0) & np.isfinite(self.mean)
@@ -126,7 +127,7 @@ def find_level(
     task: Task,
     levels: float | Sequence[float] | None = None,
     *,
-    law: str | Law | Fill = "sphere",
+    distribution: str | Distribution | Fill = "sphere",
     pairs: int = 4,
     batches: int | None = 4,
     seed: int = 0,
@@ -148,25 +149,27 @@ def find_level(
         few = replace(task, batches=list(islice(same.batches, batches)))
     perturb = None if perturb is None else list(perturb)
     found = [
-        symmetric_excess(few, float(level), law=law, pairs=pairs, seed=seed, perturb=perturb, mode=mode)
+        symmetric_excess(
+            few, float(level), distribution=distribution, pairs=pairs, seed=seed, perturb=perturb, mode=mode
+        )
         for level in tried
     ]
     return LevelCurve(
         levels=tried,
-        law=found[0].law,
+        distribution=found[0].distribution,
         seed=seed,
         mode=mode,
         samples=sum(map(few.size, few.batches)),
         clean=found[0].clean,
-        blank=_blank(few, as_law(law), perturb, mode),
+        blank=_blank(few, as_distribution(distribution), perturb, mode),
         plus=np.stack([e.plus for e in found]),
         minus=np.stack([e.minus for e in found]),
     )
 
 
-def _blank(task: Task, law: Law, perturb: Iterable[Tensor] | None, mode: str) -> float:
+def _blank(task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None, mode: str) -> float:
     """The loss with all weights that get noise at zero: of knowing nothing, in whatever units the loss has."""
     with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
-        weights = noisy_weights(task, law, perturb)
+        weights = noisy_weights(task, distribution, perturb)
         weights.set_to([[torch.zeros_like(t) for t in bucket.tensors] for bucket in weights.buckets])
         return task.measure()[0]

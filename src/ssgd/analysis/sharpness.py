@@ -21,7 +21,7 @@ from torch import Tensor
 from ..core import stale
 from ..core.buckets import as_real, make_buckets
 from ..core.checks import check_count, check_level, check_seed
-from ..core.noise import Fill, Law, as_law, mix
+from ..core.noise import Distribution, Fill, as_distribution, mix
 from ..core.points import TwoPoints
 from ..core.selection import default_selection, magnitudes, trainable
 from .gathering import NO_BATCHES
@@ -37,7 +37,7 @@ class Excess:
     """Losses at w, and at w + n and w − n for each pair of noises."""
 
     level: float
-    law: str
+    distribution: str
     seed: int
     mode: str
     clean: float
@@ -89,7 +89,7 @@ def symmetric_excess(
     task: Task,
     level: float,
     *,
-    law: str | Law | Fill = "sphere",
+    distribution: str | Distribution | Fill = "sphere",
     pairs: int = 10,
     seed: int = 0,
     perturb: Iterable[Tensor] | None = None,
@@ -97,8 +97,8 @@ def symmetric_excess(
 ) -> Excess:
     """How much the loss rises on average over w ± n: what S-SGD itself flattens, best seen with ``mode="train"``.
 
-    Level, law and ``perturb`` are those of :class:`ssgd.SSGD`. The directions depend on seed and pair alone: two levels
-    are compared along the same ones.
+    Level, distribution and ``perturb`` are those of :class:`ssgd.SSGD`. The directions depend on seed and pair alone:
+    two levels are compared along the same ones.
     """
     check_level(level)
     if level == 0:
@@ -107,7 +107,7 @@ def symmetric_excess(
     seed = check_seed(seed)
     plus, minus, lengths = [], [], []
     with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
-        weights = noisy_weights(task, as_law(law), perturb)
+        weights = noisy_weights(task, as_distribution(distribution), perturb)
         generators = [torch.Generator(bucket.tensors[0].device) for bucket in weights.buckets]
         clean, _ = task.measure()
         for pair in range(pairs):
@@ -124,7 +124,7 @@ def symmetric_excess(
                 weights.restore()
     return Excess(
         level=float(level),
-        law=weights.law.name,
+        distribution=weights.distribution.name,
         seed=seed,
         mode=mode,
         clean=clean,
@@ -134,7 +134,7 @@ def symmetric_excess(
     )
 
 
-def noisy_weights(task: Task, law: Law, perturb: Iterable[Tensor] | None) -> TwoPoints:
+def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None) -> TwoPoints:
     """The weights that S-SGD would move, or those chosen."""
     known = list(task.model.parameters())
     chosen = default_selection(known, magnitudes(known, task.model)) if perturb is None else trainable(list(perturb))
@@ -145,7 +145,7 @@ def noisy_weights(task: Task, law: Law, perturb: Iterable[Tensor] | None) -> Two
             "nothing to perturb: no trainable tensor of two or more dimensions was found; "
             "choose some with perturb=select(model, ...)"
         )
-    return TwoPoints(make_buckets([(p, 0) for p in chosen], flat=law.unit != "filter"), law)
+    return TwoPoints(make_buckets([(p, 0) for p in chosen], flat=distribution.unit != "filter"), distribution)
 
 
 def _length(weights: TwoPoints) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_count
-from ..core.noise import as_law, mix
+from ..core.noise import as_distribution, mix
 from .precision import full_precision
 from .progress import counting
 
@@ -39,10 +39,10 @@ class Symmetric:
         """The product with a vector."""
         return self.matmat(v.unsqueeze(0)).squeeze(0)
 
-    def draw(self, law: str, seed: int, *numbers: int) -> Tensor:
+    def draw(self, distribution: str, seed: int, *numbers: int) -> Tensor:
         """A random vector, ``"sign"`` or ``"sphere"`` (normal), the same on every device."""
         drawn = torch.empty(self.size, dtype=torch.float32)
-        as_law(law).fill(drawn, torch.Generator().manual_seed(mix(seed, *numbers)))
+        as_distribution(distribution).fill(drawn, torch.Generator().manual_seed(mix(seed, *numbers)))
         return drawn.to(self.device, self.dtype)
 
 

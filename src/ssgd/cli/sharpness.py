@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "solutions", nargs="+", metavar="RUN", help="a run's folder, a checkpoint, or weights.safetensors"
     )
-    parser.add_argument("--level", type=float, default=0.1, help="of noise by the run's law (default: 0.1)")
+    parser.add_argument("--level", type=float, default=0.1, help="of noise by the run's distribution (default: 0.1)")
     parser.add_argument("--pairs", type=int, help="of noise (default: 10, and 4 at each level of --find-level)")
     parser.add_argument("--rho", type=float, default=0.05, help="SAM's (default: 0.05)")
     parser.add_argument("--epsilon", type=float, default=1e-3, help="Keskar's (default: 0.001)")
@@ -58,16 +58,16 @@ def look_at(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
     from ..analysis.level import find_level
     from ..analysis.sharpness import keskar, sam_sharpness, symmetric_excess
 
-    law, task = found.recipe.law, tasks(found, execution(options), options.limit)["train"]
+    distribution, task = found.recipe.distribution, tasks(found, execution(options), options.limit)["train"]
     pairs = PAIRS if options.pairs is None else options.pairs
-    excess = symmetric_excess(task, options.level, law=law, pairs=pairs, seed=options.seed)
+    excess = symmetric_excess(task, options.level, distribution=distribution, pairs=pairs, seed=options.seed)
     if not math.isfinite(excess.clean):
         raise ValueError(f"{found.name} holds weights that are not finite, or its loss is not: {excess.clean}")
     if not math.isfinite(excess.mean):
         raise ValueError(f"the loss of {found.name} is not finite at level {options.level:g}: lower --level")
     sd = excess.sd if pairs > 1 else None
     spread = "" if sd is None else f" ± {sd:.5f}, worst {excess.worst:.5f}"
-    print(f"symmetric excess at level {options.level:g} ({law}): {excess.mean:.5f}{spread}")
+    print(f"symmetric excess at level {options.level:g} ({distribution}): {excess.mean:.5f}{spread}")
     results.save(excess, results.beside(out, "-excess"))
     sam = sam_sharpness(task, options.rho)
     print(f"SAM's at rho {options.rho:g}: {sam.value:.5f}, to first order {sam.first_order:.5f}")
@@ -78,7 +78,7 @@ def look_at(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
     results.save(box, results.beside(out, "-keskar"))
     if options.find_level:
         own = {} if options.pairs is None else {"pairs": options.pairs}
-        curve = find_level(task, law=law, seed=options.seed, **own)
+        curve = find_level(task, distribution=distribution, seed=options.seed, **own)
         print(curve.verdict)
         results.save(curve, results.beside(out, "-level"))
         curve.draw(results.beside(out, "-level.png"))
@@ -93,6 +93,6 @@ def look_at(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
         "keskar": box.value,
         **asked,
         "pairs": pairs,
-        "law": law,
+        "distribution": distribution,
         "noise_seed": options.seed,
     }

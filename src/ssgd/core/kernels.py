@@ -14,9 +14,9 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 from .buckets import Bucket, make_buckets
-from .noise import LAWS, Law
+from .noise import DISTRIBUTIONS, Distribution
 
-LAWS_SERVED = tuple(LAWS[name] for name in ("sphere", "sign", "uniform", "gaussian"))
+DISTRIBUTIONS_SERVED = tuple(DISTRIBUTIONS[name] for name in ("sphere", "sign", "uniform", "gaussian"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK = 2048  # elements at a time: 8 for each thread
 WARPS = 8
@@ -26,22 +26,24 @@ PIECES = 512  # programs a tensor at most, so that each of them can add up what 
 def check(device: torch.device) -> None:
     """Build and run a kernel; raises what Triton raises where it cannot."""
     (bucket,) = make_buckets([(torch.zeros(1, device=device), 0)])
-    kernels = BucketKernels(bucket, LAWS_SERVED[0])
+    kernels = BucketKernels(bucket, DISTRIBUTIONS_SERVED[0])
     kernels.back(torch.zeros(kernels.size, device=device))
 
 
-def serve(bucket: Bucket, law: Law) -> bool:
-    """Whether the kernels can move these tensors under this law."""
+def serve(bucket: Bucket, distribution: Distribution) -> bool:
+    """Whether the kernels can move these tensors under this distribution."""
     flat = all(t.dim() == 1 and t.is_contiguous() for t in bucket.tensors)
-    return flat and law in LAWS_SERVED and bucket.sharding is None and bucket.tensors[0].dtype in DTYPES
+    return (
+        flat and distribution in DISTRIBUTIONS_SERVED and bucket.sharding is None and bucket.tensors[0].dtype in DTYPES
+    )
 
 
 class BucketKernels:
     """The moves of a bucket's tensors, one launch each. ``kept`` is the copy of w, all tensors in a row."""
 
-    def __init__(self, bucket: Bucket, law: Law) -> None:
+    def __init__(self, bucket: Bucket, distribution: Distribution) -> None:
         self.bucket = bucket
-        self.law = law
+        self.distribution = distribution
         first = bucket.tensors[0]
         self._groups = sorted(set(bucket.groups))
         self._starts: list[int] = []
@@ -73,19 +75,19 @@ class BucketKernels:
         self._follow()
         first = self.bucket.tensors[0]
         kept = torch.empty(self.size, dtype=first.dtype, device=first.device)
-        self._launch(_keep, kept, self._sums, seed, draw, self.law.name)
+        self._launch(_keep, kept, self._sums, seed, draw, self.distribution.name)
         return kept
 
     def plus(self, kept: Tensor, seed: Tensor, draw: int, levels: Sequence[float | Tensor]) -> None:
         """w ← kept + n after ``keep()``, with a level for each parameter group."""
         given = tuple(_level(levels[group], kept.device) for group in self._groups)
-        self._launch(_plus, kept, self._sums, self._scales, seed, draw, given, PIECES, self.law.name)
+        self._launch(_plus, kept, self._sums, self._scales, seed, draw, given, PIECES, self.distribution.name)
         self._changed()
 
     def minus(self, kept: Tensor, seed: Tensor, draw: int) -> None:
         """w ← kept − n, the n of the last ``plus()``."""
         self._follow()
-        self._launch(_minus, kept, self._scales, seed, draw, self.law.name)
+        self._launch(_minus, kept, self._scales, seed, draw, self.distribution.name)
         self._changed()
 
     def both(self, seed: Tensor, draw: int, levels: Sequence[float | Tensor]) -> tuple[Tensor, Tensor]:
@@ -93,7 +95,7 @@ class BucketKernels:
         plus = self.keep(seed, draw)
         minus = torch.empty_like(plus)
         given = tuple(_level(levels[group], plus.device) for group in self._groups)
-        self._launch(_both, plus, minus, self._sums, seed, draw, given, PIECES, self.law.name)
+        self._launch(_both, plus, minus, self._sums, seed, draw, given, PIECES, self.distribution.name)
         return plus, minus
 
     def back(self, kept: Tensor) -> None:
@@ -133,7 +135,7 @@ def _level(level: float | Tensor, device: torch.device) -> float | Tensor:
 
 
 @triton.jit(do_not_specialize=["draw"])
-def _keep(rows, owners, kept, sums, seed, draw, LAW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+def _keep(rows, owners, kept, sums, seed, draw, DISTRIBUTION: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
     _row, weights, copy, numel, at, stop, block = _piece(rows, owners, kept, ALIGNED, BLOCK)
     key = tl.load(seed)
     w_squares = tl.zeros([BLOCK], tl.float32)
@@ -143,18 +145,18 @@ def _keep(rows, owners, kept, sums, seed, draw, LAW: tl.constexpr, ALIGNED: tl.c
         left = tl.minimum(numel - at, BLOCK).to(tl.int32)
         w = _read(weights + at, left, BLOCK)
         _write(copy + at, w, left, BLOCK)
-        if LAW != "gaussian":
+        if DISTRIBUTION != "gaussian":
             w = w.to(tl.float32)
             w_squares += w * w
-        if LAW == "sphere":
-            a, b, c, d = _fours(key, draw, block, LAW, BLOCK)
+        if DISTRIBUTION == "sphere":
+            a, b, c, d = _fours(key, draw, block, DISTRIBUTION, BLOCK)
             z_squares += tl.where(fours < left, a * a, 0.0) + tl.where(fours + 1 < left, b * b, 0.0)
             z_squares += tl.where(fours + 2 < left, c * c, 0.0) + tl.where(fours + 3 < left, d * d, 0.0)
         at += BLOCK
         block += 1
-    if LAW != "gaussian":
+    if DISTRIBUTION != "gaussian":
         tl.store(sums + tl.program_id(0), tl.sum(w_squares))
-    if LAW == "sphere":
+    if DISTRIBUTION == "sphere":
         tl.store(sums + tl.num_programs(0) + tl.program_id(0), tl.sum(z_squares))
 
 
@@ -169,22 +171,24 @@ def _plus(
     draw,
     levels,
     PIECES: tl.constexpr,
-    LAW: tl.constexpr,
+    DISTRIBUTION: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row, weights, copy, numel, at, stop, block = _piece(rows, owners, kept, ALIGNED, BLOCK)
-    scale = _scale(row, numel, sums, levels, PIECES, LAW)
+    scale = _scale(row, numel, sums, levels, PIECES, DISTRIBUTION)
     if at == 0:
         tl.store(scales + tl.load(owners + tl.program_id(0)), scale)
-    _shift(weights, copy, numel, at, stop, block, scale, seed, draw, LAW, BLOCK)
+    _shift(weights, copy, numel, at, stop, block, scale, seed, draw, DISTRIBUTION, BLOCK)
 
 
 @triton.jit(do_not_specialize=["draw"])
-def _minus(rows, owners, kept, scales, seed, draw, LAW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+def _minus(
+    rows, owners, kept, scales, seed, draw, DISTRIBUTION: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+):
     _row, weights, copy, numel, at, stop, block = _piece(rows, owners, kept, ALIGNED, BLOCK)
     scale = tl.load(scales + tl.load(owners + tl.program_id(0)))
-    _shift(weights, copy, numel, at, stop, block, -scale, seed, draw, LAW, BLOCK)
+    _shift(weights, copy, numel, at, stop, block, -scale, seed, draw, DISTRIBUTION, BLOCK)
 
 
 @triton.jit(do_not_specialize=["draw"])
@@ -198,19 +202,19 @@ def _both(
     draw,
     levels,
     PIECES: tl.constexpr,
-    LAW: tl.constexpr,
+    DISTRIBUTION: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """kept ← kept + n, other ← kept − n."""
     row, _weights, copy, numel, at, stop, block = _piece(rows, owners, kept, ALIGNED, BLOCK)
     across = other + tl.multiple_of(tl.load(row + 2), 4)
-    scale = _scale(row, numel, sums, levels, PIECES, LAW)
+    scale = _scale(row, numel, sums, levels, PIECES, DISTRIBUTION)
     key = tl.load(seed)
     while at < stop:
         left = tl.minimum(numel - at, BLOCK).to(tl.int32)
         w = _read(copy + at, left, BLOCK).to(tl.float32)
-        z = _noise(key, draw, block, LAW, BLOCK)
+        z = _noise(key, draw, block, DISTRIBUTION, BLOCK)
         _write(copy + at, w + scale * z, left, BLOCK)
         _write(across + at, w + (-scale) * z, left, BLOCK)
         at += BLOCK
@@ -218,7 +222,7 @@ def _both(
 
 
 @triton.jit
-def _scale(row, numel, sums, levels, PIECES: tl.constexpr, LAW: tl.constexpr):
+def _scale(row, numel, sums, levels, PIECES: tl.constexpr, DISTRIBUTION: tl.constexpr):
     """What z is multiplied with in this tensor, from what ``_keep`` measured."""
     group = tl.load(row + 7)
     scale = 0.0
@@ -227,12 +231,12 @@ def _scale(row, numel, sums, levels, PIECES: tl.constexpr, LAW: tl.constexpr):
         if level.dtype.is_ptr():
             level = tl.load(level)
         scale = tl.where(group == i, level.to(tl.float32), scale)
-    if LAW != "gaussian":
+    if DISTRIBUTION != "gaussian":
         first = tl.load(row + 3)
         others = tl.arange(0, PIECES)
         there = others < tl.load(row + 4)
         squares = tl.sum(tl.load(sums + first + others, there, 0.0))
-        if LAW == "sphere":
+        if DISTRIBUTION == "sphere":
             drawn = tl.sum(tl.load(sums + tl.num_programs(0) + first + others, there, 0.0))
             scale *= tl.sqrt(squares / tl.maximum(drawn, 1e-30))
         else:
@@ -250,12 +254,12 @@ def _back(rows, owners, kept, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _shift(weights, copy, numel, at, stop, block, scale, seed, draw, LAW: tl.constexpr, BLOCK: tl.constexpr):
+def _shift(weights, copy, numel, at, stop, block, scale, seed, draw, DISTRIBUTION: tl.constexpr, BLOCK: tl.constexpr):
     """w ← kept + scale · z."""
     key = tl.load(seed)
     while at < stop:
         left = tl.minimum(numel - at, BLOCK).to(tl.int32)
-        w = _read(copy + at, left, BLOCK).to(tl.float32) + scale * _noise(key, draw, block, LAW, BLOCK)
+        w = _read(copy + at, left, BLOCK).to(tl.float32) + scale * _noise(key, draw, block, DISTRIBUTION, BLOCK)
         _write(weights + at, w, left, BLOCK)
         at += BLOCK
         block += 1
@@ -295,19 +299,19 @@ def _write(pointer, w, left, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _noise(key, draw, block, LAW: tl.constexpr, BLOCK: tl.constexpr):
+def _noise(key, draw, block, DISTRIBUTION: tl.constexpr, BLOCK: tl.constexpr):
     """z for one block."""
-    a, b, c, d = _fours(key, draw, block, LAW, BLOCK)
+    a, b, c, d = _fours(key, draw, block, DISTRIBUTION, BLOCK)
     return tl.join(tl.join(a, c), tl.join(b, d)).reshape(BLOCK)
 
 
 @triton.jit
-def _fours(key, draw, block, LAW: tl.constexpr, BLOCK: tl.constexpr):
+def _fours(key, draw, block, DISTRIBUTION: tl.constexpr, BLOCK: tl.constexpr):
     """The first, second, third and fourth of every four elements: what one call of Philox gives."""
     a, b, c, d = tl.philox(key, tl.arange(0, BLOCK // 4), block, draw, 0)
-    if LAW == "sign":
+    if DISTRIBUTION == "sign":
         a, b, c, d = _sign(a), _sign(b), _sign(c), _sign(d)
-    elif LAW == "uniform":
+    elif DISTRIBUTION == "uniform":
         a, b, c, d = _uniform(a), _uniform(b), _uniform(c), _uniform(d)
     else:
         a, b = _normals(a, b)

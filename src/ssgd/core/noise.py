@@ -1,4 +1,4 @@
-"""What n is: the laws its direction is drawn from, and the numbers it is a function of."""
+"""What n is: the distributions its direction is drawn from, and the numbers it is a function of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Fill = Callable[[Tensor, torch.Generator], object]
 
 
 @dataclass(frozen=True)
-class Law:
+class Distribution:
     """How a layer's noise is drawn.
 
     ``fill(z, generator)`` fills the flat tensor ``z`` in place, each element independently: one call covers all layers.
@@ -43,27 +43,30 @@ def _uniform(z: Tensor, generator: torch.Generator) -> None:
     z.uniform_(-1, 1, generator=generator)
 
 
-LAWS = {
-    law.name: law
-    for law in (
-        Law("sphere", _normal),
-        Law("sign", _sign, unit="rms"),  # every |z| is 1, so the norm is exact all the same
-        Law("uniform", _uniform, unit="rms"),
-        Law("filter", _normal, unit="filter"),
-        Law("gaussian", _normal, unit="one"),
+DISTRIBUTIONS = {
+    distribution.name: distribution
+    for distribution in (
+        Distribution("sphere", _normal),
+        Distribution("sign", _sign, unit="rms"),  # every |z| is 1, so the norm is exact all the same
+        Distribution("uniform", _uniform, unit="rms"),
+        Distribution("filter", _normal, unit="filter"),
+        Distribution("gaussian", _normal, unit="one"),
     )
 }
 
 
-def as_law(law: str | Law | Fill) -> Law:
-    """The law of that name, or the user's own."""
-    if isinstance(law, Law):
-        return law
-    if callable(law):
-        return Law(getattr(law, "__name__", type(law).__name__), law)
-    if law in LAWS:
-        return LAWS[law]
-    raise ValueError(f"no law called {law!r}: use one of {', '.join(LAWS)}, a Law, or a function fill(z, generator)")
+def as_distribution(distribution: str | Distribution | Fill) -> Distribution:
+    """The distribution of that name, or the user's own."""
+    if isinstance(distribution, Distribution):
+        return distribution
+    if callable(distribution):
+        return Distribution(getattr(distribution, "__name__", type(distribution).__name__), distribution)
+    if distribution in DISTRIBUTIONS:
+        return DISTRIBUTIONS[distribution]
+    raise ValueError(
+        f"no distribution called {distribution!r}: use one of {', '.join(DISTRIBUTIONS)}, a Distribution, or "
+        "a function fill(z, generator)"
+    )
 
 
 def mix(*numbers: int) -> int:

@@ -16,7 +16,7 @@ from .batchnorm import RunningStatistics, check_policy
 from .buckets import Bucket, make_buckets
 from .checks import check_choice, check_chosen, check_count, check_level, check_seed
 from .halves import halves
-from .noise import Fill, Law, as_law, mix
+from .noise import Distribution, Fill, as_distribution, mix
 from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
 from .points import Damping, DeviceSeed, FusedTwoPoints, Level, SignedMoves, TwoPoints, two_points
 from .selection import default_selection, magnitudes, trainable
@@ -44,7 +44,7 @@ class Noisy(Wrapper):
         base: Optimizer,
         noise: Level,
         *,
-        law: str | Law | Fill,
+        distribution: str | Distribution | Fill,
         model: nn.Module | None = None,
         perturb: Iterable[Tensor] | None = None,
         bn_stats: str = "both",
@@ -58,7 +58,7 @@ class Noisy(Wrapper):
         check_level(noise)
         check_policy(bn_stats, model)
         check_choice("rng", rng, ("independent", "same"))
-        self.law = as_law(law)
+        self.distribution = as_distribution(distribution)
         self.bn_stats = bn_stats
         self.rng = rng
         self.foreach = foreach is not False
@@ -261,8 +261,8 @@ class Noisy(Wrapper):
         signature = [(id(p), local(p).data_ptr(), p.shape, group) for p, group in chosen]
         if self._two_points is None or signature != self._signature:
             check_model_known(self.model, self.selected)
-            flat = self.flat_aliases and self.law.unit != "filter"
-            rest = make_buckets(chosen, flat), self.law, self.foreach
+            flat = self.flat_aliases and self.distribution.unit != "filter"
+            rest = make_buckets(chosen, flat), self.distribution, self.foreach
             self._two_points = two_points(*rest) if flat else TwoPoints(*rest, self._damping())
             self._signature = signature
         return self._two_points

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import stale
 from .buckets import Bucket
 from .building import has_kernels
-from .noise import Law
+from .noise import Distribution
 from .parallel import local
 
 Level = float | Tensor
@@ -74,9 +74,11 @@ class KeptWeights:
 class TwoPoints(KeptWeights):
     """w + n and w − n. The latter is 2w − (w + n), so no pass holds more than the one copy of w."""
 
-    def __init__(self, buckets: list[Bucket], law: Law, foreach: bool = True, damping: Damping | None = None) -> None:
+    def __init__(
+        self, buckets: list[Bucket], distribution: Distribution, foreach: bool = True, damping: Damping | None = None
+    ) -> None:
         super().__init__(buckets, foreach)
-        self.law = law
+        self.distribution = distribution
         self.damping = damping  # what a parameter's noise is divided by
         self.resting = False  # at w, between rest() and minus()
         self._mirror: list[list[Tensor]] = []  # w + n, meanwhile
@@ -91,10 +93,11 @@ class TwoPoints(KeptWeights):
         self.keep()
         for bucket, generator in zip(self.buckets, generators, strict=True):
             flat = bucket.empty()
-            filled = self.law.fill(flat, generator)
+            filled = self.distribution.fill(flat, generator)
             if isinstance(filled, Tensor) and filled.data_ptr() != flat.data_ptr():
                 raise TypeError(
-                    f"the law {self.law.name!r} returned a tensor of its own: fill(z, generator) fills z in place"
+                    f"the distribution {self.distribution.name!r} returned a tensor of its own: fill(z, generator) fills "
+                    "z in place"
                 )
             drawn = bucket.cut(flat)
             if self.damping is not None:
@@ -157,18 +160,18 @@ class TwoPoints(KeptWeights):
 
     def _scales(self, bucket: Bucket, drawn: list[Tensor], levels: list[Level]) -> list[Tensor]:
         """What the drawn tensors must be multiplied with. A layer of zeros gets zero noise."""
-        if self.law.unit == "filter":
+        if self.distribution.unit == "filter":
             scales = [_filter_norms(bucket, t) for t in bucket.tensors]
-        elif self.law.unit == "one":
+        elif self.distribution.unit == "one":
             first = bucket.tensors[0]
             scales = list(torch.ones(len(bucket.tensors), dtype=bucket.wide, device=first.device).unbind())
         else:
             scales = self._norms(bucket, bucket.tensors)
-        if self.law.unit == "norm":
+        if self.distribution.unit == "norm":
             lengths = self._norms(bucket, drawn)
             self.each("clamp_min_", lengths, [torch.finfo(lengths[0].dtype).tiny] * len(lengths))
             self.each("div_", scales, lengths)
-        elif self.law.unit == "rms":
+        elif self.distribution.unit == "rms":
             self.each("div_", scales, [math.sqrt(n) for n in bucket.numels])
         if any(isinstance(level, Tensor) for level in levels):
             levels = [_on_device(a, s) for a, s in zip(levels, scales, strict=True)]
@@ -196,7 +199,7 @@ def _on_device(level: Level, like: Tensor) -> Tensor:
 def _filter_norms(bucket: Bucket, tensor: Tensor) -> Tensor:
     """The norm of each row, or of a whole vector, in a shape that multiplies the tensor."""
     if bucket.sharding is not None and not bucket.sharding.rows_are_whole:
-        raise ValueError("noise by filter needs whole rows: shard over dimension 0, or use another law")
+        raise ValueError("noise by filter needs whole rows: shard over dimension 0, or use another distribution")
     rows = tuple(range(1, tensor.dim())) or None
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=rows, keepdim=True, dtype=bucket.wide)
     return norms
@@ -205,11 +208,11 @@ def _filter_norms(bucket: Bucket, tensor: Tensor) -> Tensor:
 class FusedTwoPoints(TwoPoints):
     """The same with kernels of our own: n is drawn anew wherever it is needed, so one copy of w is all that is held."""
 
-    def __init__(self, buckets: list[Bucket], law: Law) -> None:
-        super().__init__(buckets, law)
+    def __init__(self, buckets: list[Bucket], distribution: Distribution) -> None:
+        super().__init__(buckets, distribution)
         from .kernels import BucketKernels
 
-        self._kernels = [BucketKernels(bucket, law) for bucket in buckets]
+        self._kernels = [BucketKernels(bucket, distribution) for bucket in buckets]
         self._seeds: list[Tensor] = []
         self._draw = 0
 
@@ -273,15 +276,15 @@ class DeviceSeed(torch.Generator):
         return super().manual_seed(seed)
 
 
-def two_points(buckets: list[Bucket], law: Law, foreach: bool) -> TwoPoints:
+def two_points(buckets: list[Bucket], distribution: Distribution, foreach: bool) -> TwoPoints:
     """With kernels of our own where they serve all buckets, else with torch's operations."""
     devices = {bucket.tensors[0].device for bucket in buckets}
     if foreach and devices and all(map(has_kernels, devices)):
         from .kernels import serve
 
-        if all(serve(bucket, law) for bucket in buckets):
-            return FusedTwoPoints(buckets, law)
-    return TwoPoints(buckets, law, foreach)
+        if all(serve(bucket, distribution) for bucket in buckets):
+            return FusedTwoPoints(buckets, distribution)
+    return TwoPoints(buckets, distribution, foreach)
 
 
 class SignedMoves:

@@ -37,7 +37,7 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
         split: +n with the first half of each batch and −n with the other, for the work of plain training.
         excess_every: log ``symmetric_excess`` every so many steps, for three more calls of ``training_step`` without
             gradient, whose own logs are dropped.
-        **options: of :class:`ssgd.SSGD`, such as ``law`` or ``bn_stats``.
+        **options: of :class:`ssgd.SSGD`, such as ``distribution`` or ``bn_stats``.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from ..core.checks import check_level
 from ..core.halves import batch_size
-from ..core.noise import Fill, Law, as_law
+from ..core.noise import Distribution, Fill, as_distribution
 from ..core.points import Level
 from ..core.walk import Point
 from ..core.wrapper import Wrapper
@@ -32,7 +32,7 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     Args:
         noise: the level, as in :class:`ssgd.SSGD`. None: that of ``optimizers=(SSGD(...), None)``.
         split: +n with the first half of each micro-batch and −n with the other, for the work of plain training.
-        law: of the noise, as in :class:`ssgd.SSGD`, ``"sphere"`` by default. Its seed is that of the training
+        distribution: of the noise, as in :class:`ssgd.SSGD`, ``"sphere"`` by default. Its seed is that of the training
             arguments.
 
     The other arguments are the trainer's own.
@@ -45,21 +45,23 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         *args: Any,
         noise: Level | None = None,
         split: bool = False,
-        law: str | Law | Fill | None = None,
+        distribution: str | Distribution | Fill | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         if noise is None and not isinstance(self.optimizer, Wrapper):
             raise ValueError("S-SGD needs a level: give noise=..., or optimizers=(SSGD(...), None)")
-        if (noise is not None or law is not None) and isinstance(self.optimizer, Wrapper):
-            raise ValueError("the optimizer given has its own level and law: leave out noise=... and law=...")
+        if (noise is not None or distribution is not None) and isinstance(self.optimizer, Wrapper):
+            raise ValueError(
+                "the optimizer given has its own level and distribution: leave out noise=... and distribution=..."
+            )
         if noise is not None:
             check_level(noise)
         elif split and not hasattr(self.optimizer, "split"):
             raise ValueError(f"{type(self.optimizer).__name__} has no split(): leave out split=True, or use SSGD")
         self.noise = noise
         self.split = split
-        self.law = as_law("sphere" if law is None else law)
+        self.distribution = as_distribution("sphere" if distribution is None else distribution)
         self._sums: dict[str, Tensor] = {}  # of the losses at each sign since they were last logged
         self._steps: set[int] = set()  # that these come from
 
@@ -70,7 +72,9 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
             raise ValueError(f"optim={optim!r} updates weights during backward(), while they are moved: use another")
         optimizer: Optimizer = super().create_optimizer(*args, **kwargs)
         if self.noise is not None and not isinstance(unwrapped(optimizer), Wrapper):
-            optimizer = self.optimizer = SSGD(optimizer, self.noise, law=self.law, seed=self.args.seed)
+            optimizer = self.optimizer = SSGD(
+                optimizer, self.noise, distribution=self.distribution, seed=self.args.seed
+            )
         return optimizer
 
     def training_step(

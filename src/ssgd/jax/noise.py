@@ -1,4 +1,4 @@
-"""What n is: the laws its direction is drawn from, and how long it is."""
+"""What n is: the distributions its direction is drawn from, and how long it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 Draw = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 
-class Law(NamedTuple):
+class Distribution(NamedTuple):
     """``draw(key, shape, dtype)``, then scaled: to the norm ``level * ||w||``, or else by ``level * rms(w)``."""
 
     draw: Draw
@@ -23,32 +23,35 @@ def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jax.random.uniform(key, shape, dtype, -1.0, 1.0)
 
 
-LAWS = {
-    "sphere": Law(jax.random.normal),
-    "sign": Law(jax.random.rademacher, to_norm=False),  # every |z| is 1, so the norm is exact all the same
-    "uniform": Law(_uniform, to_norm=False),
+DISTRIBUTIONS = {
+    "sphere": Distribution(jax.random.normal),
+    "sign": Distribution(jax.random.rademacher, to_norm=False),  # every |z| is 1, so the norm is exact all the same
+    "uniform": Distribution(_uniform, to_norm=False),
 }
 
 
-def as_law(law: str | Draw) -> Law:
-    """The law of that name, or the user's own."""
-    if callable(law):
-        return Law(law)
-    if law in LAWS:
-        return LAWS[law]
-    raise ValueError(f"no law called {law!r}: use one of {', '.join(LAWS)}, or a function draw(key, shape, dtype)")
+def as_distribution(distribution: str | Draw) -> Distribution:
+    """The distribution of that name, or the user's own."""
+    if callable(distribution):
+        return Distribution(distribution)
+    if distribution in DISTRIBUTIONS:
+        return DISTRIBUTIONS[distribution]
+    raise ValueError(
+        f"no distribution called {distribution!r}: use one of {', '.join(DISTRIBUTIONS)}, or a function "
+        "draw(key, shape, dtype)"
+    )
 
 
-def noise(w: jax.Array, key: jax.Array, level: Any, law: Law) -> jax.Array:
+def noise(w: jax.Array, key: jax.Array, level: Any, distribution: Distribution) -> jax.Array:
     """n for one leaf, in single precision or better; a complex leaf is its real and imaginary parts."""
     parts = _parts(w)
-    z = jnp.asarray(law.draw(key, parts.shape, parts.dtype)).astype(parts.dtype)
+    z = jnp.asarray(distribution.draw(key, parts.shape, parts.dtype)).astype(parts.dtype)
     if z.shape != parts.shape:
         raise ValueError(
-            f"law drew noise of the shape {z.shape} where {parts.shape} was asked for: "
+            f"distribution drew noise of the shape {z.shape} where {parts.shape} was asked for: "
             "draw(key, shape, dtype) has to return an array of that shape"
         )
-    length = _norm(z) if law.to_norm else math.sqrt(max(z.size, 1))
+    length = _norm(z) if distribution.to_norm else math.sqrt(max(z.size, 1))
     n = jnp.asarray(level, parts.dtype) * _norm(parts) * _ratio(1.0, length) * z
     return jax.lax.complex(n[0], n[1]) if jnp.iscomplexobj(w) else n
 

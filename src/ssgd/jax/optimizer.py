@@ -13,7 +13,7 @@ import optax
 
 from ..core.checks import check_choice, check_count, check_level
 from .halves import halves
-from .noise import Draw, as_law, ratio
+from .noise import Draw, as_distribution, ratio
 from .points import Params, Points, Predicate
 
 Loss = Callable[..., Any]
@@ -26,7 +26,7 @@ def symmetric(
     *,
     key: jax.Array,
     mode: str = "both",
-    law: str | Draw = "sphere",
+    distribution: str | Draw = "sphere",
     pairs: int = 1,
     perturb: Predicate | None = None,
     per_device: str | tuple[str, ...] | None = None,
@@ -41,12 +41,12 @@ def symmetric(
 
     Args:
         base: the optimizer that updates w.
-        noise: the level, ``||n|| / ||w||`` in each leaf (for ``law="uniform"`` the peak in units of the leaf's rms): a
-            number, a scalar array, which may be traced, or an optax schedule, called with the number of the step. At
-            level 0 the loss is taken once, at w, and the step is that of the base.
+        noise: the level, ``||n|| / ||w||`` in each leaf (for ``distribution="uniform"`` the peak in units of the leaf's
+            rms): a number, a scalar array, which may be traced, or an optax schedule, called with the number of the step.
+            At level 0 the loss is taken once, at w, and the step is that of the base.
         key: of the noise, which is a function of key, step, pair and leaf.
         mode: ``"both"``: both signs on the whole batch; ``"split"``: +n on its first half, −n on the other.
-        law: ``"sphere"``, ``"sign"``, ``"uniform"``, or a function ``draw(key, shape, dtype)``.
+        distribution: ``"sphere"``, ``"sign"``, ``"uniform"``, or a function ``draw(key, shape, dtype)``.
         pairs: noise pairs a step.
         perturb: ``perturb(path, leaf)`` says which leaves get noise, the path being such as ``"dense/kernel"``. By
             default those of two or more dimensions. Integers, masks and random keys never get any (and
@@ -80,7 +80,7 @@ def symmetric(
 
     opt = Symmetric(init, update)
     opt._noise, opt._split = noise, mode == "split"
-    opt._points = Points(as_law(law), pairs, perturb, per_device)
+    opt._points = Points(as_distribution(distribution), pairs, perturb, per_device)
     return opt
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .noise import Law, noise
+from .noise import Distribution, noise
 
 Params = Any
 Predicate = Callable[[str, jax.Array], bool]
@@ -19,7 +19,7 @@ Predicate = Callable[[str, jax.Array], bool]
 class Points:
     """The points of a step, as a function of its key and number: drawn when asked for, never stored."""
 
-    law: Law
+    distribution: Distribution
     pairs: int
     perturb: Predicate | None
     axis: str | tuple[str, ...] | None  # of the devices that draw for themselves
@@ -36,7 +36,7 @@ class Points:
             plus, minus = list(leaves), list(leaves)
             for i, w in enumerate(leaves):
                 if selected[i]:
-                    n = noise(w, keys[pair, i], level, self.law)
+                    n = noise(w, keys[pair, i], level, self.distribution)
                     dtype, wide = jnp.result_type(w), jnp.asarray(w).astype(n.dtype)
                     plus[i], minus[i] = (wide + n).astype(dtype), (wide - n).astype(dtype)
             points += [jax.tree.unflatten(structure, plus), jax.tree.unflatten(structure, minus)]

@@ -31,7 +31,8 @@ class EntropySGD(Noisy):
 
     The paper takes each inner step on a new batch: a closure that fetches one each time it is called does that, while
     ``points()`` runs the batch at hand at every inner step. There is no split(). Gradients are not accumulated over
-    batches: a step is one walk. Options not named here are those of :class:`ssgd.SSGD`; law and ``perturb`` are fixed.
+    batches: a step is one walk. Options not named here are those of :class:`ssgd.SSGD`; distribution and
+    ``perturb`` are fixed.
     """
 
     every_tensor = True
@@ -58,7 +59,7 @@ class EntropySGD(Noisy):
         if options.get("perturb") is not None:
             raise ValueError("Entropy-SGD moves every trained weight: leave out perturb, or freeze the others")
         self.inner_steps, self.inner_lr, self.gamma, self.alpha = inner_steps, inner_lr, gamma, alpha
-        super().__init__(base, noise, law="gaussian", **options)
+        super().__init__(base, noise, distribution="gaussian", **options)
 
     def _settle(self) -> None:
         if several_processes() and self.model is None and not self._seed_given:
@@ -125,7 +126,7 @@ class Langevin:
         levels = self.opt._levels()
         for i, bucket in enumerate(self.weights.buckets):
             flat = bucket.empty()
-            self.weights.law.fill(flat, self.opt._generator(self.weights, bucket))
+            self.weights.distribution.fill(flat, self.opt._generator(self.weights, bucket))
             rows = zip(
                 bucket.tensors,
                 bucket.parameters,

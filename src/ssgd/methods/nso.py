@@ -19,7 +19,7 @@ class NSO(Noisy):
     g = ( ∇L(w + u) + ∇L(w − u) ) / 2 with u ~ N(0, σ²) in every trainable weight, biases and normalisation included:
     S-SGD's pair, but σ (the group key ``noise``) is absolute, not relative to the layer, and the norm is not fixed.
 
-    Options not named here are those of :class:`ssgd.SSGD`; the law is fixed.
+    Options not named here are those of :class:`ssgd.SSGD`; the distribution is fixed.
     """
 
     every_tensor = True
@@ -27,7 +27,7 @@ class NSO(Noisy):
     def __init__(self, base: Optimizer, noise: Level, *, pairs: int = 1, **options: Any) -> None:
         check_count("pairs", pairs)
         self.pairs = pairs
-        super().__init__(base, noise, law="gaussian", **options)
+        super().__init__(base, noise, distribution="gaussian", **options)
 
     def points(self) -> Iterator[Point]:
         """The points to take this batch's gradient at: +u and −u for each pair."""

@@ -16,17 +16,19 @@ from ..core.walk import Point
 class OneSided(Noisy):
     """Gradients at w + n, with noise drawn afresh for every step: g = ∇L(w + n).
 
-    With ``law="sphere"`` (the default) it is weight noise of fixed norm (Murray & Edwards, 1993; An, 1996). With
-    ``law="uniform"`` it is SmoothOut (Wen et al., arXiv:1805.07898): U(−a, a) in every element, scaled by the layer's
-    rms. ``pairs=2`` averages over two independent draws ("SmoothOut x2"), for two passes.
+    With ``distribution="sphere"`` (the default) it is weight noise of fixed norm (Murray & Edwards, 1993; An, 1996).
+    With ``distribution="uniform"`` it is SmoothOut (Wen et al., arXiv:1805.07898): U(−a, a) in every element, scaled by
+    the layer's rms. ``pairs=2`` averages over two independent draws ("SmoothOut x2"), for two passes.
 
     Options not named here are those of :class:`ssgd.SSGD`.
     """
 
-    def __init__(self, base: Optimizer, noise: Level, *, pairs: int = 1, law: Any = "sphere", **options: Any) -> None:
+    def __init__(
+        self, base: Optimizer, noise: Level, *, pairs: int = 1, distribution: Any = "sphere", **options: Any
+    ) -> None:
         check_count("pairs", pairs)
         self.pairs = pairs
-        super().__init__(base, noise, law=law, **options)
+        super().__init__(base, noise, distribution=distribution, **options)
 
     def points(self) -> Iterator[Point]:
         """The points to take this batch's gradient at: one for each draw."""

@@ -63,16 +63,16 @@ class Method:
             self.transform(bare(model), options.pop("p", settings.pop("p")))
         return self.make(base, model=model, **{**settings, **self.fixed, **options})
 
-    def takes_law(self) -> bool:
-        """Whether the law of its noise can be chosen."""
-        return self.make is SSGD and "law" not in self.fixed
+    def takes_distribution(self) -> bool:
+        """Whether the distribution of its noise can be chosen."""
+        return self.make is SSGD and "distribution" not in self.fixed
 
-    def settled_level(self, level: float | None, law: str) -> float | None:
-        """The first setting as given, else its default, which is the same noise under every law; None: it has none."""
+    def settled_level(self, level: float | None, distribution: str) -> float | None:
+        """The first setting as given, else its default, the same noise under every distribution; None: it has none."""
         if level is not None or not self.settings:
             return level if self.settings else None
         found = self.settings[0].default
-        return float(f"{found * 3**0.5:.2g}") if law == "uniform" and self.takes_law() else found
+        return float(f"{found * 3**0.5:.2g}") if distribution == "uniform" and self.takes_distribution() else found
 
     def batches(self, opt: Wrapper, *batch: Any) -> Iterator[tuple[Point, Any]]:
         """``(point, batch)`` for every pass of a step: the same loop for every method. ::
@@ -128,7 +128,7 @@ _methods = [
         OneSided,
         1,
         _noise(0.3, 1.0, _peak),
-        fixed={"law": "uniform"},
+        fixed={"distribution": "uniform"},
     ),
     Method(
         "smoothout-x2",
@@ -136,7 +136,7 @@ _methods = [
         OneSided,
         2,
         _noise(0.3, 1.0, _peak),
-        fixed={"law": "uniform", "pairs": 2},
+        fixed={"distribution": "uniform", "pairs": 2},
     ),
     Method("nso", "NSO: the pair with absolute Gaussian noise", NSO, 2, _noise(0.01, 0.1, "sigma, absolute")),
     Method(

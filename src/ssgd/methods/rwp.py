@@ -26,7 +26,7 @@ class RWP(Noisy):
     F ← β F + g², so that noise is smaller where the loss is curved (g as above, not the noisy one alone).
 
     The papers take the two gradients on different batches: ``split()`` does, on the halves of one.
-    Options not named here are those of :class:`ssgd.SSGD`; the law is fixed.
+    Options not named here are those of :class:`ssgd.SSGD`; the distribution is fixed.
     """
 
     every_tensor = True
@@ -47,7 +47,7 @@ class RWP(Noisy):
         if not eta >= 0 or not 0 <= beta < 1:
             raise ValueError(f"eta must be at least 0 and beta in [0, 1), not {eta!r} and {beta!r}")
         self.share, self.adaptive, self.eta, self.beta = share, adaptive, eta, beta
-        super().__init__(base, noise, law="filter", **options)
+        super().__init__(base, noise, distribution="filter", **options)
 
     def points(self) -> Iterator[Point]:
         """The points to take this batch's gradient at: w, then w + ε."""

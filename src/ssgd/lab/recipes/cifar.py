@@ -6,7 +6,7 @@ from ..train.recipe import Recipe
 
 WEIGHT_DECAY = 5e-4  # not stated in the paper: the one of three that gives its SGD (results/baseline.jsonl)
 MOMENTUM = 0.9  # not stated either
-LAW = "uniform"  # our reading of the paper's level: the peak of U(−a, a) in units of the layer's rms
+DISTRIBUTION = "uniform"  # our reading of the paper's level: the peak of U(−a, a) in units of the layer's rms
 
 
 def cifar(data: str = "cifar100", model: str = "resnet20") -> Recipe:
@@ -20,7 +20,7 @@ def cifar(data: str = "cifar100", model: str = "resnet20") -> Recipe:
         batch=128,
         momentum=MOMENTUM,
         weight_decay=WEIGHT_DECAY,
-        law=LAW,
+        distribution=DISTRIBUTION,
     )
 
 

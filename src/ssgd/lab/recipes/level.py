@@ -7,13 +7,15 @@ from dataclasses import replace
 from ..train.recipe import Recipe
 from .fig3 import fig3, level_0
 
-LAWS = ("sphere", "uniform")
+DISTRIBUTIONS = ("sphere", "uniform")
 SEEDS = (1, 2, 3)  # three of those that price has: its SGD and its 0.5 of uniform need not be trained again
 
 
-def level(law: str, a: float) -> Recipe:
-    """ResNet20 on CIFAR-100, S-SGD at level ``a`` of that law."""
-    return replace(fig3(a), name=f"level/{law}/{a:g}", law=law, evaluate_every=5, seeds=SEEDS)
+def level(distribution: str, a: float) -> Recipe:
+    """ResNet20 on CIFAR-100, S-SGD at level ``a`` of that distribution."""
+    return replace(
+        fig3(a), name=f"level/{distribution}/{a:g}", distribution=distribution, evaluate_every=5, seeds=SEEDS
+    )
 
 
 def sgd() -> Recipe:

@@ -84,7 +84,10 @@ def _all() -> dict[str, Callable[[], Recipe]]:
         for decay in baseline.DECAYS
         for label in setting.LABELS
     ]
-    makers += [level.sgd, *(partial(level.level, law, a) for law in level.LAWS for a in fig3.LEVELS)]
+    makers += [
+        level.sgd,
+        *(partial(level.level, distribution, a) for distribution in level.DISTRIBUTIONS for a in fig3.LEVELS),
+    ]
     for data in DATA:
         for model in price.MODELS:
             makers += [partial(price.price, data, model, label) for label in price.CONTENDERS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..train.recipe import Recipe
-from .cifar import LAW, MOMENTUM
+from .cifar import DISTRIBUTION, MOMENTUM
 
 LEVEL = 0.25
 DEVICES = 8  # the cores of the paper's TPU, 128 images on each
@@ -19,7 +19,7 @@ def table3(depth: int, method: str = "sgd") -> Recipe:
         data="imagenet",
         method=method,
         level=LEVEL if method == "ssgd" else None,
-        law=LAW,
+        distribution=DISTRIBUTION,
         phases="30-30-30",
         lr=(0.1, 0.01, 0.001),
         lr_for_batch=256,

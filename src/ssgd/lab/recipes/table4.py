@@ -11,7 +11,7 @@ the paper has none.
 from __future__ import annotations
 
 from ..train.recipe import Recipe
-from .cifar import LAW
+from .cifar import DISTRIBUTION
 
 LEVEL = 0.5  # not stated for speech
 PLACES = {"wsj": "50-15", "an4": "30-15", "connected-digits": "24-12"}
@@ -27,7 +27,7 @@ def table4(data: str, units: int, method: str = "sgd", level: float | None = Non
         augment=False,
         method=method,
         level=level,
-        law=LAW,
+        distribution=DISTRIBUTION,
         phases=PLACES[data],
         lr=(1e-3, 1e-4),
         warm_up=1,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..train.recipe import Recipe
-from .cifar import LAW
+from .cifar import DISTRIBUTION
 
 PHASES = {"large": ("55", "55S", "29-26S", "46-9S"), "small": ("50", "50S", "10-40S", "30-20S")}
 LEVELS = {"large": (0.8, 0.9, 1.0), "small": (0.6, 0.7, 0.8)}
@@ -32,7 +32,7 @@ def table5(size: str, level: float | None = None, phases: str | None = None) -> 
         augment=False,
         method="sgd" if level is None else "ssgd",
         level=level,
-        law=LAW,
+        distribution=DISTRIBUTION,
         phases=phases,
         lr=(1.0,),
         **COURSES[size],

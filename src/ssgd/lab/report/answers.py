@@ -108,8 +108,11 @@ def nearest(differences: dict[str, dict[float, float]]) -> str:
 
 def off(ours: dict[str, dict[float, float]], paper: dict[float, float]) -> str:
     """How far each reading lies from the paper's curve, on average over the levels that both have."""
-    apart = {law: [abs(y - paper[x]) for x, y in found.items() if x in paper] for law, found in ours.items()}
-    said = [f"{law} {sum(found) / len(found):.2f}" for law, found in apart.items() if found]
+    apart = {
+        distribution: [abs(y - paper[x]) for x, y in found.items() if x in paper]
+        for distribution, found in ours.items()
+    }
+    said = [f"{distribution} {sum(found) / len(found):.2f}" for distribution, found in apart.items() if found]
     return f"points off figure 3, on average: {', '.join(said)}" if said else ""
 
 

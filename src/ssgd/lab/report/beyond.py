@@ -7,7 +7,7 @@ from functools import partial
 
 from .answers import by_task
 from .charts import Chart, chart
-from .paper import LAW
+from .paper import DISTRIBUTION
 from .questions import Line, Question, by_variant, figures, interval, lost, passes
 from .runs import Run, is_number
 from .statistics import paired, sample
@@ -111,7 +111,7 @@ def told(label: str, run: Run, length: bool) -> str:
     inside = (
         [run.field("optimizer")]
         if run.level is None
-        else [f"{run.level:g}", *([run.law] if run.law not in (None, LAW) else [])]
+        else [f"{run.level:g}", *([run.distribution] if run.distribution not in (None, DISTRIBUTION) else [])]
     )
     inside += [f"{epochs(run) or 0:g} epochs"] if length else []
     return f"{OTHERS.get(label, label)} ({', '.join(map(str, inside))})"

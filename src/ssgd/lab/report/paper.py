@@ -12,7 +12,7 @@ from .cells import Cell
 from .matching import CIFAR, USUAL, Wanted
 from .statistics import sample
 
-LAW = "uniform"  # our reading of the paper's level
+DISTRIBUTION = "uniform"  # our reading of the paper's level
 PHASED_LEVEL = 0.5  # of table 1 and figures 2, 5 and 7, which state none: that of our recipes
 SPEECH_LEVEL = 0.5  # likewise
 DROPPED = 0.2  # likewise, of DropConnect
@@ -125,7 +125,7 @@ def parts() -> list[Part]:
 
 def cifar(data: str, model: str = "resnet20", method: str = "sgd", level: float | None = None, **more: Any) -> Wanted:
     """A run under the paper's CIFAR protocol but for what is said."""
-    noise = {"law": LAW} if method.startswith("ssgd") else {}
+    noise = {"distribution": DISTRIBUTION} if method.startswith("ssgd") else {}
     return {**CIFAR, "data": data, "model": model, "method": method, "level": level, **noise, **more}
 
 
@@ -414,12 +414,12 @@ def method_of(label: str) -> tuple[str, float | None]:
 
 def setting_of(label: str) -> Wanted:
     method, level = method_of(label)
-    return {"method": method, "level": level, **({} if level is None else {"law": LAW})}
+    return {"method": method, "level": level, **({} if level is None else {"distribution": DISTRIBUTION})}
 
 
 def speech(column: str, units: int) -> dict[str, Wanted]:
     here = {**PLACES[column], "model": f"sgcn-{units}"}
-    noise = {"method": "ssgd", "level": SPEECH_LEVEL, "law": LAW}
+    noise = {"method": "ssgd", "level": SPEECH_LEVEL, "distribution": DISTRIBUTION}
     return {"Adam": {**here, "method": "sgd", "level": None}, "S-SGD Adam": {**here, **noise}}
 
 

@@ -11,12 +11,12 @@ from typing import Any
 from . import answers
 from .charts import Chart, chart, curve
 from .matching import CIFAR, USUAL, first_of_each_seed, same, whole_phases
-from .paper import LAW, PHASED_LEVEL, targets
+from .paper import DISTRIBUTION, PHASED_LEVEL, targets
 from .runs import ANEW, Run, is_number
 from .statistics import Difference, Sample, paired, sample
 from .wording import NAMES
 
-VARIANT = ("method", "level", "law", "settings", "perturb", "phases")
+VARIANT = ("method", "level", "distribution", "settings", "perturb", "phases")
 USUAL_PROTOCOL = {**CIFAR, "model": "", "data": ""}
 DATA = ("cifar10", "cifar100")
 SPLIT_LEVEL = 0.26  # the one that tuning chose
@@ -117,7 +117,9 @@ def split(runs: list[Run]) -> Question:
     )
     lines, gone = compared(runs, lambda run: run.method in ("split", "halves") and run.data in DATA)
     commands = "ssgd reproduce price; ssgd reproduce setting"
-    old = "ssgd compare cifar100 --vary method=sgd,halves,split:0.15 law=sphere weight_decay=1e-4 seeds=0,1,2,3"
+    old = (
+        "ssgd compare cifar100 --vary method=sgd,halves,split:0.15 distribution=sphere weight_decay=1e-4 seeds=0,1,2,3"
+    )
     answer = answers.gains(lines)
     return Question("split", "Split", about, f"{commands}; {old}", lines, answer=answer, diverged=gone)
 
@@ -132,19 +134,19 @@ def level(runs: list[Run]) -> Question:
     ]
     sgd = first_of_each_seed(measured(run for run in usual if run.method == "sgd"))
     series.append(curve("S-SGD", [(p["level"], p["mean"], p["half_width"]) for p in theirs], True, 0))
-    for colour, law in enumerate(("uniform", "sphere", "sign")):
-        fits = [r for r in usual if r.method == "ssgd" and r.law == law and r.level is not None]
+    for colour, distribution in enumerate(("uniform", "sphere", "sign")):
+        fits = [r for r in usual if r.method == "ssgd" and r.distribution == distribution and r.level is not None]
         gone += lost(fits)
         fits, points, again = measured(fits), [], []
         for at in sorted({run.level for run in fits if run.level is not None}):
             found = line(first_of_each_seed(r for r in fits if r.level == at), sgd or None, [])
             points.append((at, found.test.mean, found.test.sd))
-            curves.setdefault(law, {})[at] = found.test.mean
+            curves.setdefault(distribution, {})[at] = found.test.mean
             again.append((at, found.anew.mean, found.anew.sd) if found.anew else (at, None))
-            lines.append(replace(found, protocol=law, method=f"level {at:g}"))
-        series += [curve(law, points, False, colour)] if points else []
+            lines.append(replace(found, protocol=distribution, method=f"level {at:g}"))
+        series += [curve(distribution, points, False, colour)] if points else []
         told = any(point[1] is not None for point in again)
-        series += [curve(f"{law}, batch-norm anew", again, False, (3, 6, 5)[colour])] if told else []
+        series += [curve(f"{distribution}, batch-norm anew", again, False, (3, 6, 5)[colour])] if told else []
     about = (
         "Which reading of the paper's noise level a lies on its figure 3: the peak of uniform noise in units of the "
         "layer's rms (uniform), or the ratio of norms ‖n‖ / ‖w‖ (sphere)? ResNet20, CIFAR-100. Batch-norm anew: its "
@@ -168,7 +170,11 @@ def setting(runs: list[Run]) -> Question:
     tried = (("ssgd", PHASED_LEVEL), ("split", SPLIT_LEVEL))
 
     def chosen(run: Run) -> bool:
-        everywhere = run.law == LAW and run.field("perturb") == "all" and whole_phases(run.phases) == CIFAR["phases"]
+        everywhere = (
+            run.distribution == DISTRIBUTION
+            and run.field("perturb") == "all"
+            and whole_phases(run.phases) == CIFAR["phases"]
+        )
         return (run.method, run.level) in tried and everywhere
 
     lines, gone = compared(asked, chosen)
@@ -187,7 +193,7 @@ def price(runs: list[Run]) -> Question:
     about = (
         "What a method costs, in passes over the data, and what it brings over SGD on the same seeds: mean of the "
         "differences, 95 % interval of Student's t, and how many seeds gained. In brackets is the level of noise, "
-        f"{LAW} unless another is named, or ρ. Seed 0, which tuning used, is left out."
+        f"{DISTRIBUTION} unless another is named, or ρ. Seed 0, which tuning used, is left out."
     )
     lines, gone = compared(unseen, lambda run: (protocol_of(run), variant(run)) in asked)
     drawn = [price_chart(lines)] if any(line.difference for line in lines) else []
@@ -296,7 +302,7 @@ def interval(line: Line, less_is_better: bool = False) -> dict[str, Any] | None:
 
 
 def is_plain_cifar(run: Run) -> bool:
-    """ResNet20 under the paper's protocol, whatever the method, its law and the weight decay."""
+    """ResNet20 under the paper's protocol, whatever the method, its distribution and the weight decay."""
     free = ("weight_decay", "phases", "epochs")
     usual = all(same(run.field(name, value), value) for name, value in CIFAR.items() if name not in free)
     return bool(run.recipe) and run.model == "resnet20" and whole_phases(run.phases) == CIFAR["phases"] and usual
@@ -308,7 +314,12 @@ def is_sgd(run: Run) -> bool:
 
 
 def is_the_papers(run: Run) -> bool:
-    noise = run.method == "ssgd" and run.law == LAW and run.level == PHASED_LEVEL and run.field("perturb") == "all"
+    noise = (
+        run.method == "ssgd"
+        and run.distribution == DISTRIBUTION
+        and run.level == PHASED_LEVEL
+        and run.field("perturb") == "all"
+    )
     return noise and whole_phases(run.phases) in map(whole_phases, targets()["table1_equal_compute"]["rows"])
 
 
@@ -330,9 +341,13 @@ def spoken(run: Run) -> str:
 
 
 def told(run: Run) -> str:
-    """The method, its level and phases; the law where it is another than the paper's."""
+    """The method, its level and phases; the distribution where it is another than the paper's."""
     perturb = run.field("perturb", "all")
-    of = [] if run.level is None else [f"{run.level:g}", *([run.law] if run.law not in (None, LAW) else [])]
+    of = (
+        []
+        if run.level is None
+        else [f"{run.level:g}", *([run.distribution] if run.distribution not in (None, DISTRIBUTION) else [])]
+    )
     of += [] if perturb == "all" else [f"{perturb} only"]
     name = NAMES.get(run.method, run.method)
     name += f" ({', '.join(of)})" if of else ""

@@ -29,7 +29,7 @@ class Run:
     seed: int
     scale: str
     level: float | None
-    law: str | None
+    distribution: str | None
     weight_decay: float
     row: Mapping[str, Any]
     recipe: Mapping[str, Any]
@@ -94,7 +94,7 @@ def as_run(row: object) -> Run:
     for name, kind in NEEDED.items():
         if not isinstance(row.get(name), kind) or isinstance(row[name], bool):
             raise ValueError(f"has no {name}")
-    level, law, curves = row.get("level"), row.get("law"), row.get("curves") or {}
+    level, distribution, curves = row.get("level"), row.get("distribution"), row.get("curves") or {}
     recipe = row.get("recipe") or {}
     if not isinstance(recipe, dict):
         raise ValueError("has a recipe that is not an object")
@@ -116,7 +116,7 @@ def as_run(row: object) -> Run:
         seed=row["seed"],
         scale=str(row.get("scale") or "paper"),
         level=None if level is None else float(level),
-        law=None if law is None else str(law),
+        distribution=None if distribution is None else str(distribution),
         weight_decay=float(decay),
         row=row,
         recipe=recipe,

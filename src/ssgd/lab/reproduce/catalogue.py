@@ -109,7 +109,9 @@ def _of_baseline(scale: str) -> list[Recipe]:
 
 def _of_level(scale: str) -> list[Recipe]:
     tried = FEW_LEVELS.get(scale, fig3.LEVELS)
-    return at(scale, [levels.sgd(), *(levels.level(law, a) for law in levels.LAWS for a in tried)])
+    return at(
+        scale, [levels.sgd(), *(levels.level(distribution, a) for distribution in levels.DISTRIBUTIONS for a in tried)]
+    )
 
 
 def _of_setting(scale: str) -> list[Recipe]:

@@ -15,13 +15,13 @@ from ..train.recipe import Recipe
 ASIDE = ("name", "seeds", "precision", "evaluate_every")  # looking more often changes nothing
 IN_THE_SCHEDULE = ("method", "level", "phases", "lr", "epochs", "anneal", "warm_up", "lr_for_batch")
 OF_POINTS = ("perturb", "bn_stats")
-OF_NOISE = ("law", "per_rank")
+OF_NOISE = ("distribution", "per_rank")
 
 
 def identity(recipe: Recipe) -> str:
     """What decides the result but for seed and precision, which a recipe may leave to the machine."""
     schedule = recipe.schedule
-    phases = [asdict(phase) for phase in _joined([_settled(phase, recipe.law) for phase in schedule.phases])]
+    phases = [asdict(phase) for phase in _joined([_settled(phase, recipe.distribution) for phase in schedule.phases])]
     aside = {*ASIDE, *IN_THE_SCHEDULE, *OF_POINTS, *OF_NOISE}
     if any(map(_noisy, schedule.phases)):
         aside -= {*OF_POINTS, *OF_NOISE}
@@ -33,9 +33,9 @@ def identity(recipe: Recipe) -> str:
     return json.dumps({**rest, "phases": phases, "warm_up": schedule.warm_up, "peak": schedule.peak}, sort_keys=True)
 
 
-def _settled(phase: Phase, law: str) -> Phase:
+def _settled(phase: Phase, distribution: str) -> Phase:
     """With the method's own level where none is given, and none where it has none."""
-    return replace(phase, level=registry.get(phase.method).settled_level(phase.level, law))
+    return replace(phase, level=registry.get(phase.method).settled_level(phase.level, distribution))
 
 
 def _joined(phases: list[Phase]) -> list[Phase]:

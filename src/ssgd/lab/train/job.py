@@ -237,7 +237,7 @@ class Job:
             "method": method.name,
             "mode": "split" if method.halves else method.fixed.get("mode", "both"),
             "level": recipe.level,
-            "law": _law(run),
+            "distribution": _distribution(run),
             "phases": recipe.phases,
             "weight_decay": recipe.weight_decay,
             "devices": recipe.devices,
@@ -256,11 +256,11 @@ class Job:
         }
 
 
-def _law(run: Run) -> str | None:
+def _distribution(run: Run) -> str | None:
     """Of the noise, also where the last phase has none."""
-    at_the_end = getattr(getattr(run.opt, "law", None), "name", None)
+    at_the_end = getattr(getattr(run.opt, "distribution", None), "name", None)
     noisy = any(registry.get(phase.method).make is SSGD for phase in run.schedule.phases)
-    return run.recipe.law if at_the_end is None and noisy else at_the_end
+    return run.recipe.distribution if at_the_end is None and noisy else at_the_end
 
 
 def _curves(history: list[dict[str, Any]]) -> dict[str, list[float | None]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core.batchnorm import POLICIES
 from ...core.checks import check_choice, check_count
-from ...core.noise import LAWS
+from ...core.noise import DISTRIBUTIONS
 from ...core.selection import KINDS
 from ...methods import registry
 from ..data.faults import BAD
@@ -59,7 +59,7 @@ class Recipe:
     """The method's first setting: noise level, SAM's rho, …; None: the method's default."""
     settings: Mapping[str, float] = field(default_factory=dict)
     """The method's other settings by name."""
-    law: str = "sphere"
+    distribution: str = "sphere"
     """Of S-SGD's noise."""
     perturb: str = "all"
     """Which layers get noise: all, conv, dense, recurrent or embedding. DropConnect has dense unless told otherwise."""
@@ -119,7 +119,7 @@ class Recipe:
     def __post_init__(self) -> None:
         check_choice("normalise", self.normalise, NORMALISED)
         check_choice("bad", self.bad, BAD)
-        check_choice("law", self.law, tuple(LAWS))
+        check_choice("distribution", self.distribution, tuple(DISTRIBUTIONS))
         check_choice("perturb", self.perturb, ("all", *KINDS))
         check_choice("bn_stats", self.bn_stats, POLICIES)
         check_choice("anneal", self.anneal, ("steps", "cosine"))
@@ -236,9 +236,10 @@ class Recipe:
     def _remarks(self) -> Iterable[str]:
         for name, level in dict.fromkeys((phase.method, phase.level) for phase in self.schedule.phases):
             method = registry.get(name)
-            a = method.settled_level(level, self.law)
-            if self.law == "uniform" and method.takes_law() and a is not None:
-                yield f"# {name}: level {a:g} of law uniform is a noise of {a / 3**0.5:.2g} of the weights' norm"
+            a = method.settled_level(level, self.distribution)
+            if self.distribution == "uniform" and method.takes_distribution() and a is not None:
+                ratio = a / 3**0.5
+                yield f"# {name}: level {a:g} of distribution uniform is a noise of {ratio:.2g} of the weights' norm"
         settings = registry.get(self.method).settings
         if settings and self.level is not None and self.level > 2 * settings[0].high:
             low, high = settings[0].low, settings[0].high

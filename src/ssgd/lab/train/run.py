@@ -321,7 +321,7 @@ class Run:
         options: dict[str, Any] = {}
         if self.method.settings and self.method.transform is None:
             options = dict(self.recipe.settings) if phase.method == self.recipe.method else {}
-            options[self.method.settings[0].name] = self.method.settled_level(phase.level, self.recipe.law)
+            options[self.method.settings[0].name] = self.method.settled_level(phase.level, self.recipe.distribution)
         if self.method.make is SAM:
             options |= self._perturbation_options()
         if isinstance(self.method.make, type) and issubclass(self.method.make, Noisy):
@@ -342,8 +342,8 @@ class Run:
     def _noise_options(self) -> dict[str, Any]:
         recipe = self.recipe
         found: dict[str, Any] = {}
-        if self.method.takes_law():
-            found["law"] = recipe.law
+        if self.method.takes_distribution():
+            found["distribution"] = recipe.distribution
         if recipe.per_rank is not None:
             found["per_rank"] = recipe.per_rank
         return found | self._perturbation_options()
