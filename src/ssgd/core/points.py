@@ -96,8 +96,8 @@ class TwoPoints(KeptWeights):
             filled = self.distribution.fill(flat, generator)
             if isinstance(filled, Tensor) and filled.data_ptr() != flat.data_ptr():
                 raise TypeError(
-                    f"the distribution {self.distribution.name!r} returned a tensor of its own: fill(z, generator) fills "
-                    "z in place"
+                    f"the distribution {self.distribution.name!r} returned a tensor of its own: fill(z, generator) "
+                    "fills z in place"
                 )
             drawn = bucket.cut(flat)
             if self.damping is not None:
