@@ -9,7 +9,7 @@ from ssgd.lab import models
 from ssgd.lab.data import registry
 from ssgd.lab.train import Recipe, train
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 from ssgd.methods import METHODS
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def run_of(recipe, seed=0, data=None):
 
 
 def folder(execution, recipe=SMALL, seed=0):
-    return execution.place(recipe, seed)
+    return execution.run_folder(recipe, seed)
 
 
 def trained(recipe, execution, seed=0):

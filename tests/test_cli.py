@@ -8,14 +8,14 @@ import subprocess
 import sys
 
 import pytest
+from ssgd.lab.recipes.configure import from_command_line
+from ssgd.lab.train.__main__ import main as python_m
 
 from ssgd.cli.compare import variants
 from ssgd.cli.main import CONNECTIONS, main
 from ssgd.lab.models import MODELS
 from ssgd.lab.recipes import RECIPES, get
-from ssgd.lab.recipes.configure import from_command_line
 from ssgd.lab.train import Recipe, RunDir, find_runs
-from ssgd.lab.train.__main__ import main as python_m
 from ssgd.methods import METHODS
 
 SHORT = ["phases=1", "lr=0.1", "train_limit=100", "test_limit=50", "device=cpu", "progress=false"]

@@ -12,7 +12,7 @@ from ssgd.lab.data import registry as data
 from ssgd.lab.recipes import RECIPES, get, listing
 from ssgd.lab.reproduce.identity import identity
 from ssgd.lab.train.engine import train
-from ssgd.lab.train.execution import Execution, settled
+from ssgd.lab.train.execution import Execution, resolved
 from ssgd.lab.train.recipe import Recipe, override
 
 from .small_trainings import run_of, small
@@ -162,9 +162,9 @@ def test_a_method_that_trains_no_phase_is_refused_where_it_would_be_trained(tmp_
         with pytest.raises(ValueError, match=r"method=ssgd trains none of phases=.*: mark some with S"):
             train(recipe, Execution(out=str(tmp_path), device="cpu", progress=False))
     for phases in ("1(split:0.15)-1S", "1-1(ssgd)", "1(ssgd:0.3)-1(ssgd:0.1)"):
-        Recipe().with_changes([*words, f"phases={phases}"]).check_method()
+        Recipe().with_changes([*words, f"phases={phases}"]).check_trainable()
     with pytest.raises(ValueError, match=r"settings.share=1 leaves no clean gradient to mix with.*use method=rwp"):
-        Recipe(method="m-arwp", settings={"share": 1.0}).check_method()
+        Recipe(method="m-arwp", settings={"share": 1.0}).check_trainable()
 
 
 def test_a_recipe_shows_its_fields_and_its_cost():
@@ -191,9 +191,9 @@ def test_the_rate_grows_with_the_batch_where_it_is_meant_for_another():
 
 
 def test_what_is_left_open_is_settled_and_kept():
-    assert settled(Recipe(method="ssgd"), "cpu") == Recipe(method="ssgd", level=0.25, precision="fp32")
-    assert settled(Recipe(method="ssgd", level=0.5, precision="bf16"), "cpu").level == 0.5
-    assert settled(Recipe(level=0.5), "cpu").level is None  # plain SGD has none
+    assert resolved(Recipe(method="ssgd"), "cpu") == Recipe(method="ssgd", level=0.25, precision="fp32")
+    assert resolved(Recipe(method="ssgd", level=0.5, precision="bf16"), "cpu").level == 0.5
+    assert resolved(Recipe(level=0.5), "cpu").level is None  # plain SGD has none
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_what_is_left_open_is_settled_and_kept():
 def test_a_level_left_open_is_the_same_noise_under_either_distribution(method, sphere, uniform):
     for distribution, level in (("sphere", sphere), ("uniform", uniform)):
         recipe = small(method=method, distribution=distribution, phases=f"1({method})-1", lr=(0.1, 0.01))
-        assert settled(recipe, "cpu").level == level
+        assert resolved(recipe, "cpu").level == level
         run = run_of(recipe)
         assert run.opt.param_groups[0][methods.get(method).settings[0].name] == level
         given = small(
@@ -313,7 +313,7 @@ def test_a_recipe_read_back_has_fields_of_their_types(field, value):
 
 def test_a_warm_up_longer_than_the_training_is_refused():
     with pytest.raises(ValueError, match="warm_up=3 is longer than the 2 epochs there are"):
-        get("digits").with_changes(["phases=1-1", "warm_up=3"]).check_method()
+        get("digits").with_changes(["phases=1-1", "warm_up=3"]).check_trainable()
 
 
 def test_a_mark_without_a_method_is_refused_where_it_compares_nothing(tmp_path, capsys, monkeypatch):

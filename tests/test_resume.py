@@ -16,14 +16,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ssgd.lab.train.__main__ import main
 from torch import nn
 
 from ssgd.cli.main import main as ssgd
 from ssgd.lab.data import cifar
 from ssgd.lab.train import Execution, RunDir, train
-from ssgd.lab.train.__main__ import main
 from ssgd.lab.train.engine import TIME_IS_UP, Stopped
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 from ssgd.methods import METHODS
 
 from .small_trainings import of, run_of, small
@@ -220,7 +220,7 @@ def test_only_the_result_was_missing(often, never_cut, tmp_path, changes):
     recipe = small(**changes)
     whole = never_cut(recipe)
     train(recipe, often)
-    place = often.place(recipe, 0)
+    place = often.run_folder(recipe, 0)
     (place / "result.json").unlink()
     (place / "weights.safetensors").unlink()
     torch.rand(1)
@@ -324,7 +324,7 @@ def test_what_waits_is_not_begun_after_a_signal(often, tmp_path, monkeypatch):
         with pytest.raises(Stopped, match="stopped by SIGINT"):
             train(recipe, replace(often, checkpoint_seconds=1000))
     assert len(list(tmp_path.glob("cut/**/step-*.pt"))) == 1
-    assert not often.place(recipe, 1).exists() and signal.getsignal(signal.SIGINT) is before
+    assert not often.run_folder(recipe, 1).exists() and signal.getsignal(signal.SIGINT) is before
     assert len(train(recipe, often)) == 2
 
 

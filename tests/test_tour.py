@@ -7,10 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+from ssgd.lab.recipes.configure import from_command_line, named
 
 from ssgd import demo
 from ssgd.cli.main import main
-from ssgd.lab.recipes.configure import from_command_line, named
 from ssgd.lab.train import Recipe, find_runs
 
 Image = pytest.importorskip("PIL.Image", reason="folders of images need pillow")

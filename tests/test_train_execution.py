@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 
 from ssgd.lab.recipes import get
-from ssgd.lab.safetensors import read_safetensors
 from ssgd.lab.train import compare, progress, train
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.checkpoint import read_safetensors
+from ssgd.lab.train.running import Run
 
 from .small_trainings import folder, fresh_net, run_of, small
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ssgd.lab.train.progress import Progress
 
 from ssgd.lab.train import RunDir, compare, train
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.engine import drive
 from ssgd.lab.train.job import Job, Sources
-from ssgd.lab.train.progress import Progress
-from ssgd.lab.train.run import Diverged, Run
+from ssgd.lab.train.running import Diverged, Run
 
 from .small_trainings import folder, small, trained
 

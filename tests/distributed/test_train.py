@@ -15,16 +15,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ssgd.lab.train.progress import Progress
 
 from ssgd.lab import recipes
 from ssgd.lab.train import Execution, Recipe, compare, train
 from ssgd.lab.train.distributed import Ranks as Place
-from ssgd.lab.train.distributed import joined
+from ssgd.lab.train.distributed import fresh_part, joined
 from ssgd.lab.train.engine import Stopped, alone, drive
 from ssgd.lab.train.job import Job, Sources
-from ssgd.lab.train.progress import Progress
-from ssgd.lab.train.rendezvous import fresh_part
-from ssgd.lab.train.run import Diverged
+from ssgd.lab.train.running import Diverged
 
 from .by_hand import Weights, assert_bitwise, objects_of_every_rank
 from .nets import MARKERS

@@ -89,3 +89,11 @@ def check_seed(seed: int | None) -> int:
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise ValueError(f"seed must be a whole number from 0 to 2**63 - 1, not {seed!r}")
     return int(seed)
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Asks for the names that are nearly ``name``, or says ``otherwise`` where there are none."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), 3)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
