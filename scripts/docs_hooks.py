@@ -29,9 +29,10 @@ def commands() -> str:
 
 
 def all_fields() -> str:
+    head = ("field", "meaning", "default")
     return "\n\n".join(
-        f"### {title}\n\n{(kind.__doc__ or '').strip()}\n\n{_table(fields.table(kind()), ('field', 'meaning', 'default'))}"
-        for title, kind in (("Recipe", Recipe), ("Execution", Execution))
+        f"### {kind.__name__}\n\n{(kind.__doc__ or '').strip()}\n\n{_table(fields.table(kind()), head)}"
+        for kind in (Recipe, Execution)
     )
 
 

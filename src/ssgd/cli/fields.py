@@ -23,10 +23,11 @@ GROUPS = {"recipe: what is trained": Recipe, "execution: how, without changing t
 
 def prepared(words: Sequence[str]) -> list[str]:
     """The words as argparse takes them: ``key=value`` as ``--key=value``, and keys with hyphens."""
-    found = []
+    found: list[str] = []
     for word in words:
         key, equals, value = word.partition("=")
-        if word.startswith("--") or (equals and not word.startswith("-")):
+        is_value = found[-1:] == ["--vary"]  # which has the form key=A,B itself
+        if word.startswith("--") or (equals and not word.startswith("-") and not is_value):
             key = "--" + key.removeprefix("--").replace("_", "-")
         found.append(f"{key}{equals}{value}")
     return found

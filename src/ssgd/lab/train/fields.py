@@ -39,7 +39,7 @@ class Allowed:
         if self.choices:
             return f"one of {', '.join(map(repr, self.choices))}"
         bounds = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
-        return " and ".join(f"{words} {bound:.20g}" for words, bound in bounds.items() if math.isfinite(bound))
+        return " and ".join(f"{words} {bound}" for words, bound in bounds.items() if math.isfinite(bound))
 
 
 def declared(default: Any, help: str, **allowed: Any) -> Any:

@@ -183,9 +183,9 @@ class Speech:
 
 def kind_of(source: Any) -> Kind:
     """Returns the kind of learning that a data source is for."""
-    return (
-        Speech(source.alphabet) if source.kind == "speech" else {"images": Images, "language": Language}[source.kind]()
-    )
+    kinds: dict[str, Any] = {"images": Images, "language": Language}
+    found: Kind = Speech(source.alphabet) if source.kind == "speech" else kinds[source.kind]()
+    return found
 
 
 @contextmanager
