@@ -12,12 +12,12 @@ from ssgd import demo
 from ssgd.cli.main import main
 from ssgd.lab.train import Recipe, find_runs
 
+from .small_trainings import read
+
 Image = pytest.importorskip("PIL.Image", reason="folders of images need pillow")
 
 MODULE = """
 from torch import nn
-
-from .small_trainings import read
 
 def build(classes):
     return nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
