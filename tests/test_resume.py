@@ -354,7 +354,7 @@ def stopped_at(position, monkeypatch):
 def test_no_time_at_all_is_refused(capsys):
     for text in ("0", "-1", "nan"):
         assert ssgd(["train", "digits", *QUIET, f"minutes={text}"]) == 2
-        assert "minutes must be more than 0, not " in capsys.readouterr().err
+        assert "minutes must be a finite number above 0, not " in capsys.readouterr().err
 
 
 def test_who_was_stopped_elsewhere_says_by_what():
