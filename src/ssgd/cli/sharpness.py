@@ -48,15 +48,15 @@ def run(options: argparse.Namespace) -> int:
         several = len(options.solutions) > 1
         if several:
             print(f"{found.name}:")
-        row = look_at(found, results.beside(options.out, f"-{number}" if several else ""), options)
+        row = measure(found, results.beside(options.out, f"-{number}" if several else ""), options)
         if options.results is not None:
             append_line(options.results, json.dumps(row, allow_nan=False))
     print(f"written: {results.beside(options.out, '')}-*.npz and .json")
     return 0
 
 
-def look_at(found: Solution, out: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Tells and writes how sharp it is; returns it in a few figures."""
+def measure(found: Solution, out: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Prints and writes the measures of sharpness; returns the main figures as a row."""
     from ..analysis import results
     from ..analysis.level import find_level
     from ..analysis.sharpness import keskar, sam_sharpness, symmetric_excess
