@@ -33,8 +33,8 @@ def test_a_result_says_all_about_its_run(quiet, tmp_path):
         assert Recipe.from_json(row["recipe"]) == replace(recipe, seeds=(seed,), precision="fp32")
     names = {path.name for path in folder(quiet, seed=3).iterdir()}
     assert names == {
-        "recipe.json", "fingerprint.json", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "weights.safetensors",
-        "result.json", "lock",
+        "recipe.json", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "weights.safetensors",
+        "result.json", "lock", "fingerprint.json",
     }  # fmt: skip
 
 
