@@ -129,12 +129,14 @@ def test_a_checkpoint_loaded_over_an_open_batch_goes_on_with_its_own_noise(left,
     assert same(noise(model, opt), noise(twin, fresh))
 
 
-@pytest.mark.parametrize("left", ["begun", "complete"])
+@pytest.mark.parametrize("left", ["begun", "begun, accumulating", "complete"])
 def test_an_old_iterator_dropped_inside_a_new_point_moves_nothing(left):
     model = mlp()
     x, y = vectors()
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3)
     before = weights(model)
+    if left == "begun, accumulating":
+        run_passes(opt, "points", model, x, y)
     old = opt.points()
     point = next(old)
     if left == "complete":
