@@ -1,15 +1,16 @@
-"""Loss surfaces, spectra and sharpness of any model and loss; matplotlib and scipy are imported where they are used."""
+"""Loss surfaces, spectra, sharpness and tolerance of any model; matplotlib and scipy are imported where used."""
 
 from .eigenvalues import Eigenvalues, Spectrum, Trace, spectrum, top_eigenvalues, trace
 from .geometry import Directions, Line, Plane
 from .hessian import Hessian
 from .level import LevelCurve, find_level
-from .pictures import draw_line, draw_plane, draw_spectrum
+from .pictures import draw_line, draw_plane, draw_spectrum, draw_tolerance
 from .results import load, save
 from .sharpness import Excess, SamSharpness, Sharpness, keskar, sam_sharpness, symmetric_excess
 from .surface import Surface, evaluate
 from .symmetric import FromProducts, Symmetric
 from .task import Task
+from .tolerance import Tolerance, tolerance, tolerance_of
 
 __all__ = [
     "Directions",
@@ -26,10 +27,12 @@ __all__ = [
     "Surface",
     "Symmetric",
     "Task",
+    "Tolerance",
     "Trace",
     "draw_line",
     "draw_plane",
     "draw_spectrum",
+    "draw_tolerance",
     "evaluate",
     "find_level",
     "keskar",
@@ -38,6 +41,8 @@ __all__ = [
     "save",
     "spectrum",
     "symmetric_excess",
+    "tolerance",
+    "tolerance_of",
     "top_eigenvalues",
     "trace",
 ]

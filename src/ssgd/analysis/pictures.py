@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files import write_whole
+from .damage import DAMAGES
 from .surface import Surface
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from .eigenvalues import Spectrum
+    from .tolerance import Tolerance
 
 Array = NDArray[np.float64]
 
@@ -23,7 +25,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 ON_THE_MAP = ("#D55E00", "#CC79A7", "#000000")  # those of them that stand out against viridis
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^")
-LABELS = {"loss": "loss", "error": "error, %"}
+LABELS = {
+    "loss": "loss",
+    "error": "error, %",
+    "accuracy": "accuracy, %",
+    "perplexity": "perplexity",
+    "ece": "calibration error, %",
+}
 LEVELS = 14  # of a contour picture
 
 
@@ -93,6 +101,43 @@ def draw_spectrum(spectra: Mapping[str, Spectrum], path: str | Path | None = Non
     panel.axvline(0, color="0.7", linewidth=0.8, zorder=0)
     panel.set(xlabel="eigenvalue of the Hessian", ylabel="density", yscale="log", ylim=(1e-7 * highest, 3 * highest))
     panel.legend()
+    return saved(figure, path)
+
+
+def draw_tolerance(
+    runs: Mapping[str, Sequence[Tolerance]], what: str | None = None, path: str | Path | None = None
+) -> Figure:
+    """Draws a panel for each damage and a curve for each name: solid as it is, dashed recalibrated.
+
+    A name has the results of one seed or several; its band is ± a standard deviation between seeds, or between draws
+    where there is one seed. ``what`` is the accuracy where answers are counted, else the loss.
+    """
+    first = next(iter(runs.values()))[0]
+    what = what or ("accuracy" if np.isfinite(first.errors[0, 0]).all() else "loss")
+    damages = list(dict.fromkeys(first.damages[1:]))
+    width = min(len(damages), 4)
+    height = -(-len(damages) // width)
+    figure = empty_figure(3.2 * width, 2.8 * height)
+    panels = figure.subplots(height, width, squeeze=False, sharey=True).flat
+    for damage, panel in zip(damages, panels, strict=False):
+        for i, (name, results) in enumerate(runs.items()):
+            for column, dashes in zip(first.columns, DASHES, strict=False):
+                curves = [result.curve(damage, what, column) for result in results]
+                strengths, means = curves[0][0], np.array([mean for _, mean, _ in curves])
+                middle = means.mean(0)
+                spread = np.nan_to_num(curves[0][2] if len(curves) == 1 else means.std(0, ddof=1))
+                colour, label = COLOURS[i % len(COLOURS)], name if column == first.columns[0] else f"{name}, {column}"
+                panel.plot(strengths, middle, dashes, color=colour, marker=".", label=label)
+                panel.fill_between(strengths, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+        panel.set(title=damage, xlabel=DAMAGES[damage].axis)
+        panel.title.set_fontsize("medium")
+        if damage.endswith("bits"):
+            panel.invert_xaxis()
+    for panel in panels:  # those that are left over
+        panel.set_axis_off()
+    for row in figure.axes[::width]:
+        row.set_ylabel(LABELS[what])
+    figure.axes[0].legend(fontsize="small")
     return saved(figure, path)
 
 

@@ -22,11 +22,10 @@ from torch.func import vmap
 
 from ..core.batchnorm import tracking_layers
 from ..core.checks import check_choice, check_count
-from ..core.random_state import put_back, snapshot
 from .acceleration import Function, captured, compiled, full_precision
 from .geometry import Axes, Directions, Geometry, PointLoader
 from .results import Header, Rows, open_journal, progress_bar, save
-from .task import FunctionOfModel, Task, check_task, evaluating, gather, kept
+from .task import FunctionOfModel, Task, check_task, evaluating, gather, kept, seeded
 
 Array = NDArray[np.float64]
 Means = dict[str, tuple[float, float | None]]  # loss and error of each task
@@ -190,15 +189,10 @@ class _Points:
 
         A graph has to cast the weights itself: casts that autocast had cached would serve all points.
         """
-        states = snapshot(self.devices)
-        torch.manual_seed(0)
-        try:
-            with full_precision(tf32=self.precision != "fp32"), ExitStack() as casts:
-                for kind in {device.type for device in self.devices} if self.precision == "bf16" else ():
-                    casts.enter_context(torch.autocast(kind, torch.bfloat16, cache_enabled=not self.graph))
-                yield
-        finally:
-            put_back(states)
+        with seeded(self.devices), full_precision(tf32=self.precision != "fp32"), ExitStack() as casts:
+            for kind in {device.type for device in self.devices} if self.precision == "bf16" else ():
+                casts.enter_context(torch.autocast(kind, torch.bfloat16, cache_enabled=not self.graph))
+            yield
 
 
 class Measurement:

@@ -49,6 +49,7 @@ class Task:
         loss_and_wrong: ``loss_and_wrong(model, batch)`` returns both from one forward pass, which is faster.
         as_trained: the batches to gather batch-norm's statistics from, by default ``batches``. Images that the training
             has moved and cropped have other statistics than whole ones.
+        logits: ``logits(model, batch)`` returns class scores, a row each, and the labels, to tell calibration.
     """
 
     model: nn.Module
@@ -59,6 +60,7 @@ class Task:
     inputs: Callable[[Any], Any] = lambda batch: batch[0] if isinstance(batch, (list, tuple)) else batch
     loss_and_wrong: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None
     as_trained: Iterable[Any] | None = None
+    logits: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None
 
     @property
     def counts_errors(self) -> bool:
@@ -208,6 +210,17 @@ def _names(module: nn.Module, tensors: Sequence[Tensor]) -> dict[str, int]:
         )
         if id(t) in number
     }
+
+
+@contextmanager
+def seeded(devices: Iterable[torch.device], seed: int = 0) -> Iterator[None]:
+    """Seeds torch's random streams; afterwards those of the CPU and of ``devices`` are as they were."""
+    stream = snapshot(devices)
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        put_back(stream)
 
 
 @contextmanager
