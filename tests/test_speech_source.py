@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from ssgd.lab.data import load
+from ssgd.lab.data.corpora import load_speech
+from ssgd.lab.data.corpora.free import fake_speech
 from ssgd.lab.data.faults import Faults, Unusable, counts
-from ssgd.lab.data.speech.fake import fake_speech
-from ssgd.lab.data.speech.filterbank import LogMel
-from ssgd.lab.data.speech.load import load_speech
-from ssgd.lab.data.speech.source import Corpus, SpeechSource
-from ssgd.lab.data.speech.spec_augment import SpecAugment
-from ssgd.lab.data.speech.utterances import Clip, Utterance
+from ssgd.lab.data.speech.features import LogMel, SpecAugment
+from ssgd.lab.data.speech.source import SpeechSource
+from ssgd.lab.data.speech.utterances import Clip, Corpus, Utterance
 
 from .speech_files import sound, write_mfc, write_sphere, write_wav
 
@@ -436,6 +435,6 @@ def test_a_file_is_heard_as_the_corpus_is(tmp_path, normalise):
     source = SpeechSource(Corpus("a", made, made[:1], made[:1], LogMel()), normalise=normalise)
     (batch,) = source.clean_train_batches(3)
     for i in range(3):
-        features, length = source.heard(tmp_path / f"{i}.wav")
+        features, length = source.features_of(tmp_path / f"{i}.wav")
         assert length.item() == batch[1][i]
         torch.testing.assert_close(features[0], batch[0][i, :, : length.item()])
