@@ -59,17 +59,10 @@ def utf8_lines(file: Path) -> Iterator[tuple[str, str]]:
     with file.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             place = f"{file}:{number}"
-            if not is_text(line):
+            try:
+                line.encode("utf-8")
+            except UnicodeEncodeError:  # a byte that is not UTF-8 was read as a lone surrogate
                 raise ValueError(
                     f"{place} is not text in UTF-8: convert the file, if it is Latin-1 by iconv -f latin1 -t utf-8"
-                )
+                ) from None
             yield place, line.rstrip("\n")
-
-
-def is_text(text: str) -> bool:
-    """Whether UTF-8 can write the text. It cannot write lone surrogates, which stand for bytes that are not UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

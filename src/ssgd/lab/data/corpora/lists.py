@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ssgd.lab.data.faults import Faults, Unusable, is_text, utf8_lines
+from ssgd.lab.data.faults import Faults, Unusable, utf8_lines
 from ssgd.lab.data.speech.utterances import Clip, Utterance
 
 Rows = dict[str, tuple[str, str]]  # by key: the place of a row, and the rest of it
@@ -45,9 +45,6 @@ def _utterance(line: str, path: Path, place: str) -> Utterance:
     # a duration without an offset tells how long the file is, which the file itself knows better
     end = None if start is None or duration is None else start + duration
     key = str(row.get("id", f"{path.stem}-{place.rpartition(':')[2]}"))
-    for name, value in (("id", key), ("speaker", speaker), ("text", text)):
-        if not is_text(value):
-            raise Unusable("broken row", f"{name} is {value!r}, with half a character in it: write it as UTF-8")
     return Utterance(key, text, (Clip(path.parent / audio, start or 0.0, end),), speaker, place)
 
 
