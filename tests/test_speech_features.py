@@ -10,11 +10,8 @@ import torch
 
 from ssgd.lab.data.faults import Unusable
 from ssgd.lab.data.speech.audio import read_audio, samples
-from ssgd.lab.data.speech.cepstra import Cepstra, read_mfc
-from ssgd.lab.data.speech.deltas import with_deltas
-from ssgd.lab.data.speech.filterbank import LogMel, log_mel
-from ssgd.lab.data.speech.normalisation import by_group
-from ssgd.lab.data.speech.spec_augment import SpecAugment
+from ssgd.lab.data.speech.features import Cepstra, LogMel, SpecAugment, log_mel, read_mfc, with_deltas
+from ssgd.lab.data.speech.frames import by_group
 from ssgd.lab.data.speech.utterances import Clip, Utterance
 
 from .speech_files import sound, write_mfc, write_sphere, write_wav

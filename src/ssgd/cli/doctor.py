@@ -23,9 +23,9 @@ from torch import nn
 
 from .. import SSGD, __version__
 from ..lab.data.cifar import ARCHIVES, FOLDERS
+from ..lab.data.download import data_folder
 from ..lab.data.mnist import SERVERS
 from ..lab.data.registry import NAMES
-from ..lab.data.where import data_folder
 
 OLDEST = (2, 11)  # torch
 EXTRAS = {

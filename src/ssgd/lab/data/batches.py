@@ -1,16 +1,55 @@
-"""Which samples make up a batch, and which of them a rank takes."""
+"""Sources of batches, and the arithmetic that they share: samples of a batch, parts of ranks, random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from ssgd.core.noise import mix
+from ssgd.lab.data.faults import Skipped
+
+KEPT = 24  # epochs kept of each source, for trainings that run side by side and may be at different epochs
+
+Key = TypeVar("Key", bound=Hashable)
+Made = TypeVar("Made")
+
+
+class Batches(Protocol):
+    """An epoch of training samples."""
+
+    def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, ...]: ...
+
+
+@runtime_checkable
+class Source(Protocol):
+    """The data of a training: batches on the device, normalised, as a function of seed, epoch and step."""
+
+    name: str
+    kind: str  # of learning: "images", "language" or "speech"
+    classes: int
+    channels: int
+
+    @property
+    def skipped(self) -> Sequence[Skipped]: ...
+
+    def first(self, count: int) -> Source:
+        """Returns a source of at most so many samples of each part, as the whole source gives them."""
+        ...
+
+    def steps(self, size: int) -> int: ...
+
+    def epoch(self, seed: int, number: int) -> Batches: ...
+
+    def test_batches(self, size: int = ..., rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]: ...
+
+    def clean_train_batches(self, size: int = ..., rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]: ...
 
 
 def whole_batches(samples: int, size: int) -> int:
-    """How many batches of ``size`` an epoch has; samples that do not fill one are left out of it."""
+    """Returns how many batches of ``size`` an epoch has; samples that do not fill one are left out of it."""
     if size < 1:
         raise ValueError(f"a batch needs at least 1 sample, not {size}")
     if samples < size:
@@ -19,7 +58,7 @@ def whole_batches(samples: int, size: int) -> int:
 
 
 def part_of_batch(samples: int, step: int, size: int, rank: int, ranks: int) -> slice:
-    """Where rank ``rank``'s part of batch ``step`` lies in the epoch."""
+    """Returns the places in the epoch of rank ``rank``'s part of batch ``step``."""
     steps = whole_batches(samples, size)
     _check_rank(rank, ranks)
     if not 0 <= step < steps:
@@ -32,7 +71,7 @@ def part_of_batch(samples: int, step: int, size: int, rank: int, ranks: int) -> 
 
 
 def in_order(samples: int, size: int, rank: int, ranks: int) -> Iterator[slice]:
-    """Rank ``rank``'s share of all samples, in pieces of at most ``size``: every sample is in one share."""
+    """Yields rank ``rank``'s share of all samples, in pieces of at most ``size``: every sample is in one share."""
     if size < 1:
         raise ValueError(f"a batch needs at least 1 sample, not {size}")
     _check_rank(rank, ranks)
@@ -41,8 +80,24 @@ def in_order(samples: int, size: int, rank: int, ranks: int) -> Iterator[slice]:
 
 
 def generator(seed: int, epoch: int) -> torch.Generator:
-    """The CPU generator of an epoch: what it draws is the same whatever device trains."""
+    """Returns the CPU generator of an epoch: its numbers are the same whatever device trains."""
     return torch.Generator().manual_seed(mix(seed, epoch, 0xDA7A))
+
+
+def made_once(made: dict[Key, Made], key: Key, make: Callable[[], Made], most: int = KEPT) -> Made:
+    """Returns ``made[key]``, made if it is missing. Of more than ``most`` values the one not asked for longest goes."""
+    value = made.pop(key) if key in made else make()
+    made[key] = value
+    if len(made) > most:
+        del made[next(iter(made))]
+    return value
+
+
+def check_limits(train: int | None, test: int | None, what: str, samples: str) -> None:
+    """Refuses limits that would leave the training or the test part of ``what`` without samples."""
+    for part, count in (("train", train), ("test", test)):
+        if count is not None and count < 1:
+            raise ValueError(f"the {part} part of {what} needs at least 1 {samples}, not {count}")
 
 
 def _check_rank(rank: int, ranks: int) -> None:

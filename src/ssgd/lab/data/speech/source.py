@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,47 +13,23 @@ from torch import Tensor
 from ssgd.core.checks import check_choice
 from ssgd.lab.data import batches
 from ssgd.lab.data.faults import Faults, Skipped, counts
-from ssgd.lab.data.held import kept
-from ssgd.lab.data.speech.alphabet import Alphabet
-from ssgd.lab.data.speech.frames import Features
-from ssgd.lab.data.speech.normalisation import NORMALISED, by_group
-from ssgd.lab.data.speech.part import Batch, Loaded, usable
-from ssgd.lab.data.speech.spec_augment import SpecAugment
-from ssgd.lab.data.speech.utterances import Clip, Utterance, held_out
+from ssgd.lab.data.speech.ctc import Alphabet
+from ssgd.lab.data.speech.features import SpecAugment
+from ssgd.lab.data.speech.frames import NORMALISED, Part, by_group, usable_part
+from ssgd.lab.data.speech.utterances import Clip, Corpus, Utterance
 
 SPREAD = 0.1  # how far, as a part of its length, an utterance may stray from its place in the order of lengths
 
-
-@dataclass(frozen=True)
-class Corpus:
-    """The utterances of a data set, and the features they are heard through."""
-
-    name: str
-    train: Sequence[Utterance]
-    valid: Sequence[Utterance]
-    test: Sequence[Utterance]
-    features: Features
-
-    def held_out(self, count: int) -> Corpus:
-        """At least ``count`` training utterances, of whole speakers, in place of the test set."""
-        train, test = held_out(self.train, count)
-        return replace(self, train=train, test=test)
-
-    def limited(self, train: int | None, test: int | None) -> Corpus:
-        """The first so many utterances."""
-        for part, count in (("train", train), ("test", test)):
-            if count is not None and count < 1:
-                raise ValueError(f"the {part} part of {self.name} needs at least 1 utterance, not {count}")
-        return replace(self, train=self.train[:train], test=self.test[:test])
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]  # features (B, F, T), lengths, targets (B, L), target lengths
 
 
 class SpeechSource:
-    """Batches of a corpus: features (B, F, T), lengths, targets (B, L) and their lengths; what is padded is zero.
+    """Batches of a corpus: features (B, F, T), lengths, targets (B, L) and their lengths; the padding is zero.
 
-    ``normalise`` is ``"speaker"`` (an utterance without one, by itself), ``"global"`` (by what is trained on) or
-    ``"none"``. What cannot be used goes to ``faults``, also a transcript that CTC cannot emit after ``subsampling``.
-    With ``frames_folder`` the features lie in files there instead of in memory. Order and masks are a function of seed
-    and epoch alone, the same on every device.
+    ``normalise`` is ``"speaker"`` (an utterance without one, by itself), ``"global"`` (by the training part) or
+    ``"none"``. Utterances that cannot be used go to ``faults``, also those whose transcript CTC cannot emit after
+    ``subsampling``. With ``frames_folder`` the features lie in files there instead of in memory. Order and masks are a
+    function of seed and epoch alone, the same on every device.
     """
 
     kind = "speech"
@@ -76,7 +52,7 @@ class SpeechSource:
         self._faults, self._spec_augment = faults or Faults(), spec_augment
         folder = Path(frames_folder) if frames_folder else None
         parts = {
-            name: usable(
+            name: usable_part(
                 utterances,
                 corpus.features,
                 self.alphabet,
@@ -105,8 +81,8 @@ class SpeechSource:
         """The utterances left out, with place, kind of fault and sentence."""
         return self._faults.skipped
 
-    def heard(self, file: Path) -> tuple[Tensor, Tensor]:
-        """Features (1, F, T) of any file, and their length; it counts as a speaker of its own."""
+    def features_of(self, file: Path) -> tuple[Tensor, Tensor]:
+        """Returns the features (1, F, T) of any file, and their length; it counts as a speaker of its own."""
         frames = self._features(Utterance(file.stem, "", (Clip(file),)))
         if self._normalise == "speaker":
             shift, scale = by_group([""], [frames])
@@ -116,35 +92,33 @@ class SpeechSource:
         return x, torch.tensor([len(frames)], device=self._device)
 
     def first(self, count: int) -> SpeechSource:
-        """At most so many utterances of each part, normalised as all are."""
-        less = copy(self)
-        less._parts = {name: part.first(count) for name, part in self._parts.items()}
-        less.utterances = {name: utterances[:count] for name, utterances in self.utterances.items()}
-        less._epochs = {}
-        return less
+        """Returns a source of at most so many utterances of each part, normalised as all are."""
+        fewer = copy(self)
+        fewer._parts = {name: part.first(count) for name, part in self._parts.items()}
+        fewer.utterances = {name: utterances[:count] for name, utterances in self.utterances.items()}
+        fewer._epochs = {}
+        return fewer
 
     def steps(self, size: int) -> int:
-        """Whole batches of ``size`` in an epoch; the utterances left over, others each time, sit this epoch out."""
+        """Returns how many whole batches of ``size`` an epoch has; other utterances are left over each epoch."""
         return batches.whole_batches(len(self._parts["train"]), size)
 
     def epoch(self, seed: int, number: int) -> Epoch:
-        """Epoch ``number`` of seed ``seed``; trainings that ask for the same one share it."""
-        return kept(self._epochs, seed, number, self._make_epoch)
+        """Returns epoch ``number`` of seed ``seed``; trainings that ask for the same one share it."""
+        make = partial(Epoch, self._parts["train"], seed, number, self._spec_augment)
+        return batches.made_once(self._epochs, (seed, number), make)
 
     def test_batches(self, size: int = 64, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        """All test utterances from short to long; each rank has its share."""
+        """Yields all test utterances from short to long; each rank has its share."""
         return _by_length(self._parts["test"], size, rank, ranks)
 
     def valid_batches(self, size: int = 64, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        """All utterances for validation, as in :meth:`test_batches`."""
+        """Yields all utterances for validation, as in :meth:`test_batches`."""
         return _by_length(self._parts["valid"], size, rank, ranks)
 
     def clean_train_batches(self, size: int = 64, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        """All training utterances without masks, as in :meth:`test_batches`."""
+        """Yields all training utterances without masks, as in :meth:`test_batches`."""
         return _by_length(self._parts["train"], size, rank, ranks)
-
-    def _make_epoch(self, seed: int, number: int) -> Epoch:
-        return Epoch(self._parts["train"], seed, number, self._spec_augment)
 
 
 class Epoch:
@@ -161,7 +135,7 @@ class Epoch:
         self._orders: dict[int, Tensor] = {}
 
     def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> Batch:
-        """Batch ``step``; of its ``size`` utterances rank r takes the r-th of equal parts."""
+        """Returns batch ``step``; of its ``size`` utterances rank r takes the r-th of equal parts."""
         here = batches.part_of_batch(len(self._part), step, size, rank, ranks)
         if size not in self._orders:
             self._orders[size] = self._order(size)
@@ -179,3 +153,58 @@ class Epoch:
 def _by_length(part: Loaded, size: int, rank: int, ranks: int) -> Iterator[Batch]:
     order = part.lengths.argsort(stable=True)
     return (part.batch(order[piece]) for piece in batches.in_order(len(part), size, rank, ranks))
+
+
+class Loaded:
+    """A part on the device; with ``in_file`` its frames stay on the CPU, and those of a batch are sent."""
+
+    def __init__(
+        self, part: Part, shift: Tensor, scale: Tensor, device: torch.device, dtype: torch.dtype, in_file: bool
+    ) -> None:
+        self.lengths = torch.tensor(part.lengths, dtype=torch.long)
+        self._target_lengths = torch.tensor([len(target) for target in part.targets], dtype=torch.long)
+        # on a GPU a shape is worth a graph of its own, so few of them are made: lengths are rounded up
+        self._units = (64, 32) if device.type == "cuda" else (1, 1)  # frames, characters
+        most = _rounded(max(map(len, part.targets), default=0), self._units[1])
+        self._targets = torch.zeros(len(part.targets), most, dtype=torch.long)
+        for row, target in zip(self._targets, part.targets, strict=True):
+            row[: len(target)] = torch.tensor(target)
+        self._frames = part.frames if in_file else part.frames.to(device)
+        self._starts = torch.tensor(part.starts, dtype=torch.long)
+        self._shift, self._scale = shift, scale
+        self._device, self._dtype = device, dtype
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def first(self, count: int) -> Loaded:
+        fewer = copy(self)
+        for name in ("lengths", "_target_lengths", "_targets", "_starts", "_shift", "_scale"):
+            setattr(fewer, name, getattr(self, name)[:count])
+        return fewer
+
+    def batch(self, chosen: Tensor, mask: SpecAugment | None = None, drawn: Tensor | None = None) -> Batch:
+        """Returns the utterances of these numbers, with the masks that were drawn for them."""
+        longest = _rounded(int(self.lengths[chosen].max()), self._units[0])
+        most = _rounded(int(self._target_lengths[chosen].max()), self._units[1])
+        shift, scale, lengths, target_lengths = (
+            table[chosen].to(self._device) for table in (self._shift, self._scale, self.lengths, self._target_lengths)
+        )
+        places = self._starts[chosen].to(self._frames.device), lengths.to(self._frames.device)
+        x = _padded(self._frames, *places, longest).to(self._device)
+        x = ((x - shift[:, None]) * scale[:, None]).transpose(1, 2)
+        kept = (torch.arange(longest, device=self._device) < lengths[:, None])[:, None]
+        if mask is not None and drawn is not None:
+            kept = kept & mask.kept(drawn.to(self._device), x.shape[1], lengths, longest)
+        x = torch.where(kept, x, 0.0).to(self._dtype).contiguous()
+        return x, lengths, self._targets[chosen, :most].to(self._device), target_lengths
+
+
+def _rounded(length: int, unit: int) -> int:
+    return -(-length // unit) * unit
+
+
+def _padded(frames: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
+    """Returns (batch, ``longest``, features) from stretches of ``frames``, the last frame of each repeated."""
+    places = torch.arange(longest, device=frames.device).clamp(max=lengths[:, None] - 1)
+    return frames[starts[:, None] + places]

@@ -1,4 +1,4 @@
-"""The Wall Street Journal corpus as it lies on LDC's discs (LDC93S6, LDC94S13): si-284, dev93 and eval92."""
+"""The Wall Street Journal corpus as it lies on LDC's discs (LDC93S6, LDC94S13): lists and sphere files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from ssgd.lab.data.faults import Faults, Unusable
 from ssgd.lab.data.speech.utterances import Clip, Utterance
 
+MAGIC = b"NIST_1A\n"  # at the beginning of a sphere file
 INDICES = {  # the closed-talk microphone, the largest vocabulary, punctuation not spoken in the tests
     "si284": ("wsj1/doc/indices/si_tr_s.ndx", "wsj0/doc/indices/train/tr_s_wv1.ndx"),
     "dev93": ("wsj1/doc/indices/h1_p0.ndx",),
@@ -18,7 +23,7 @@ LEFT_OUT = ("11_2_1", "wsj0/si_tr_s/401/")  # as is usual: 37,416 utterances rem
 
 
 def read_wsj(root: str | Path, part: str, faults: Faults) -> list[Utterance]:
-    """``part`` is ``"si284"``, ``"dev93"`` or ``"eval92"``.
+    """Reads ``part``, which is ``"si284"``, ``"dev93"`` or ``"eval92"``.
 
     ``root`` has the discs as folders (``11-13.1/wsj0/…``, perhaps inside others) or merged (``wsj0``, ``wsj1``).
     Where a ``.wav`` lies beside a ``.wv1``, it is read instead.
@@ -40,7 +45,7 @@ def read_wsj(root: str | Path, part: str, faults: Faults) -> list[Utterance]:
 
 
 def transcript(text: str) -> str:
-    """What was said, from the marks of a ``.dot`` file.
+    """Returns the words of a row of a ``.dot`` file, without its marks.
 
     Noises in [ ] and pauses go; of <deleted>, *mispronounced*, (un)finished and leng:thened words the marks go; spoken
     punctuation (``,COMMA``) becomes the word; ``\\`` only protects the sign after it.
@@ -65,7 +70,7 @@ def _index(tops: list[Path], name: str) -> Path:
 
 
 def _entries(index: Path) -> Iterator[tuple[str, str, str]]:
-    """Place, disc and file of every line: ``11_13_1:wsj0/si_et_20/440/440c0401``, with an extension or without."""
+    """Yields place, disc and file of every line: ``11_13_1:wsj0/si_et_20/440/440c0401``, perhaps with an extension."""
     with index.open(encoding="latin1") as lines:
         for number, line in enumerate(lines, 1):
             disc, _, relative = line.strip().rpartition(":")
@@ -100,7 +105,7 @@ def _utterance(
 
 
 def _audio(disc: str, relative: str, tops: list[Path]) -> Path:
-    """Where the file lies: on its disc, which ``11_13_1`` in an index names and a folder ``11-13.1``, or anywhere."""
+    """Finds the file: on its disc, which an index calls ``11_13_1`` and a folder ``11-13.1``, or anywhere."""
     its_own = [top for top in tops if re.sub(r"\W", "_", top.name) == disc]
     for top in (*its_own, *tops):
         for name in (relative, relative.lower(), relative.upper()):
@@ -108,3 +113,42 @@ def _audio(disc: str, relative: str, tops: list[Path]) -> Path:
                 if file.is_file():
                     return file
     return (its_own or tops)[0] / relative  # named as missing when it is to be read
+
+
+def read_sphere(path: Path) -> tuple[Tensor, int]:
+    """Reads uncompressed 16-bit PCM from a NIST sphere file (``.wv1``, ``.sph``): samples, and how many a second."""
+    content = path.read_bytes()
+    header = _header(content, path)
+    coding = header.get("sample_coding", "pcm")
+    if "shorten" in coding:
+        raise Unusable(
+            "compressed audio",
+            f"{path} is compressed by shorten: write `sph2pipe -f wav {path.name} {path.stem}.wav` beside it, which is"
+            " then taken instead",
+        )
+    if coding != "pcm" or header.get("sample_n_bytes", "2") != "2" or header.get("channel_count", "1") != "1":
+        raise Unusable("broken audio", f"{path} is not one channel of 16-bit PCM: convert it to that")
+    try:
+        count, rate, start = (int(header[name]) for name in ("sample_count", "sample_rate", "header size"))
+    except (KeyError, ValueError) as problem:
+        raise Unusable("broken audio", f"{path} lacks a number in its header ({problem}): get it again") from problem
+    if count < 0 or rate < 1:
+        raise Unusable("broken audio", f"{path} says it has {count} samples at {rate} a second: get it again")
+    order = ">i2" if header.get("sample_byte_format", "01") == "10" else "<i2"
+    if len(content) < start + 2 * count:
+        raise Unusable("broken audio", f"{path} is cut short: it should have {count} samples. Get it again")
+    return torch.from_numpy(np.frombuffer(content, order, count, start).astype(np.float32) / 32768), rate
+
+
+def _header(content: bytes, path: Path) -> dict[str, str]:
+    if not content.startswith(MAGIC):
+        raise Unusable("broken audio", f"{path} is not a NIST sphere file: it does not begin with NIST_1A")
+    size = content[len(MAGIC) : len(MAGIC) + 8].strip()
+    found = {"header size": size.decode("ascii", "replace")}
+    for line in content[: int(size) if size.isdigit() else 0].decode("ascii", "replace").splitlines():
+        fields = line.split(None, 2)
+        if fields == ["end_head"]:
+            return found
+        if len(fields) == 3 and fields[1].startswith("-"):
+            found[fields[0]] = fields[2].strip()
+    raise Unusable("broken audio", f"the header of {path} has no end: get the file again")

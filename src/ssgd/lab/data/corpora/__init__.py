@@ -1,4 +1,4 @@
-"""Every speech data set by name, and your own by its folder."""
+"""Speech corpora: the readers of their lists and licensed formats, every one by name, and your own by its folder."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ from pathlib import Path
 
 import torch
 
+from ssgd.lab.data.corpora.free import connected, fake_speech, read_an4, read_fsdd
+from ssgd.lab.data.corpora.lists import read_kaldi, read_manifest
+from ssgd.lab.data.corpora.wsj import MAGIC, read_sphere, read_wsj
 from ssgd.lab.data.faults import Faults, Unusable, counts
-from ssgd.lab.data.speech.an4 import read_an4
-from ssgd.lab.data.speech.audio import read_audio
-from ssgd.lab.data.speech.cepstra import Cepstra
-from ssgd.lab.data.speech.fake import fake_speech
-from ssgd.lab.data.speech.filterbank import LogMel
-from ssgd.lab.data.speech.fsdd import connected, read_fsdd
-from ssgd.lab.data.speech.kaldi import read_kaldi
-from ssgd.lab.data.speech.manifest import read_manifest
-from ssgd.lab.data.speech.source import Corpus, SpeechSource
-from ssgd.lab.data.speech.spec_augment import SpecAugment
-from ssgd.lab.data.speech.utterances import Utterance, held_out
-from ssgd.lab.data.speech.wsj import read_wsj
+from ssgd.lab.data.speech.audio import FORMATS, read_audio
+from ssgd.lab.data.speech.features import Cepstra, LogMel, SpecAugment
+from ssgd.lab.data.speech.source import SpeechSource
+from ssgd.lab.data.speech.utterances import Corpus, Utterance, held_out
 
+FORMATS[MAGIC] = read_sphere  # wherever a file of that kind is listed
 NAMES = ("an4", "fsdd", "connected-digits", "wsj", "fake-speech")
 FSDD_SPEAKERS = {"valid": ("yweweler",), "test": ("theo",)}  # the others are trained on
 
@@ -37,7 +33,7 @@ def load_speech(
     test_limit: int | None = None,
     held_out: int = 0,
 ) -> SpeechSource:
-    """One of ``NAMES``, whose files lie in ``folder``, or a path for which :func:`is_speech` is true.
+    """Loads one of ``NAMES``, whose files lie in ``folder``, or a path for which :func:`is_speech` is true.
 
     ``bad="skip"`` leaves out utterances that cannot be used and counts them, ``"raise"`` ends with the first.
     """
@@ -82,25 +78,25 @@ def _corpus(name: str, folder: Path, faults: Faults) -> Corpus:
 
 
 def an4(folder: Path, faults: Faults, valid: int = 100) -> Corpus:
-    """AN4, which has no part for validation: the last training speakers are, at least ``valid`` utterances."""
+    """Returns AN4. It has no validation part: the last training speakers are taken, at least ``valid`` utterances."""
     train, valid_part = held_out(read_an4(folder, "train", faults), valid)
     return Corpus("an4", train, valid_part, read_an4(folder, "test", faults), Cepstra())
 
 
 def digits(folder: Path, faults: Faults) -> Corpus:
-    """Single digits, the speakers kept apart."""
+    """Returns single digits, the parts without a speaker in common."""
     return Corpus("fsdd", *_by_speaker(read_fsdd(folder, faults)), LogMel(rate=8000))
 
 
 def connected_digits(folder: Path, faults: Faults, train: int = 2000, test: int = 300) -> Corpus:
-    """Several digits one after the other, always the same utterances; the speakers kept apart."""
+    """Returns several digits one after the other, always the same utterances; no speaker is in two parts."""
     parts = zip(_by_speaker(read_fsdd(folder, faults)), (train, test, test), strict=True)
     made = [connected(recordings, count, seed) for seed, (recordings, count) in enumerate(parts)]
     return Corpus("connected-digits", made[0], made[1], made[2], LogMel(rate=8000))
 
 
 def your_own(folder: Path, faults: Faults) -> Corpus:
-    """``train``, ``valid`` and ``test``, each a manifest (``train.jsonl``) or a Kaldi folder (``train/wav.scp``).
+    """Reads ``train``, ``valid`` and ``test``, each a manifest (``train.jsonl``) or a Kaldi folder (``train/wav.scp``).
 
     Without ``valid``, a tenth of the training utterances, of whole speakers. The rate is that of the first file.
     """
@@ -120,8 +116,8 @@ def your_own(folder: Path, faults: Faults) -> Corpus:
 
 def _by_speaker(recordings: list[Utterance]) -> tuple[list[Utterance], list[Utterance], list[Utterance]]:
     valid, test = ([u for u in recordings if u.speaker in FSDD_SPEAKERS[part]] for part in ("valid", "test"))
-    apart = {speaker for speakers in FSDD_SPEAKERS.values() for speaker in speakers}
-    return [u for u in recordings if u.speaker not in apart], valid, test
+    trained = [u for u in recordings if not any(u.speaker in speakers for speakers in FSDD_SPEAKERS.values())]
+    return trained, valid, test
 
 
 def _rate(utterances: list[Utterance]) -> int:
