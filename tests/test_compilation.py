@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ssgd.core.versions import recompile_limit
 from ssgd.lab.compilation import allow_many_compilations, compiled_for, start_compilers
 from ssgd.lab.recipes import get
 from ssgd.lab.train import execution, train
@@ -48,12 +49,12 @@ def same_switches():
     """Those that set_up sets for the whole process."""
     from torch._dynamo import config
 
-    compilations = config.recompile_limit
+    compilations = getattr(config, recompile_limit())
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
     yield
     matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
-    config.recompile_limit = compilations
+    setattr(config, recompile_limit(), compilations)
 
 
 def test_compilers_are_there_soon_after(monkeypatch):

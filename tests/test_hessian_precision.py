@@ -9,6 +9,7 @@ from torch import nn
 from ssgd.analysis.hessian import Hessian
 from ssgd.analysis.spectrum import spectrum
 from ssgd.analysis.task import Task, evaluating
+from ssgd.core.versions import precision_settings
 
 from .hessian_problems import apart, cross_entropy, exact, some, task_of
 
@@ -50,6 +51,7 @@ def test_the_two_points(dtype, precision, eps, weight, reach):
     assert not (seen[0] - seen[1])[1:].any()
 
 
+@pytest.mark.skipif(not precision_settings(), reason="before torch 2.9 there are the older settings alone")
 def test_single_precision_is_not_rounded_further():
     conv = torch.backends.cudnn.conv
     before, seen = conv.fp32_precision, []
@@ -68,6 +70,7 @@ def test_single_precision_is_not_rounded_further():
         conv.fp32_precision = before
 
 
+@pytest.mark.skipif(not precision_settings(), reason="before torch 2.9 there are the older settings alone")
 def test_tf32_where_it_is_asked_for():
     """By torch's newer settings and its older ones, which torch.compile reads and which may not contradict them."""
     settings = lambda: (  # noqa: E731

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
+
+from ..core.versions import precision_settings
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -18,8 +19,7 @@ def widest(device: torch.device) -> torch.dtype:
 @contextmanager
 def full_precision(tf32: bool = False) -> Iterator[None]:
     """No TF32 inside, or TF32 everywhere, whatever the user's settings; afterwards they are what they were."""
-    cudnn: Any = torch.backends.cudnn
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    backends = precision_settings()
     before = [backend.fp32_precision for backend in backends]
     old = _old_settings()
     try:

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Run the tests of the core under another torch: scripts/try_torch.sh VERSION [TESTS …]
+#
+# The environment is made in build/torch-VERSION and removed at the end; KEEP=1 leaves it there for the next call.
+# PYTHON names the interpreter. On Linux PyPI's torch brings CUDA's libraries along, several GB of them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=${1:?"usage: scripts/try_torch.sh VERSION [TESTS …]"}
+shift
+core=(noise battery misuse gradients checkpoint batchnorm closed_forms)
+tests=("$@")
+if [[ $# == 0 ]]; then
+    tests=("${core[@]/#/tests/test_}")
+    tests=("${tests[@]/%/.py}")
+fi
+
+environment=build/torch-$version
+python=$environment/bin/python
+if [[ ! -x $python ]]; then
+    "${PYTHON:-python3}" -m venv "$environment"
+fi
+if [[ -z "${KEEP:-}" ]]; then
+    trap 'rm -rf "$environment"' EXIT
+fi
+"$python" -m pip install -q --no-cache-dir --disable-pip-version-check "torch==$version" numpy pillow pytest hypothesis
+
+export PYTHONPATH=src OMP_NUM_THREADS=1
+"$python" -c 'import platform, torch, ssgd; print(f"torch {torch.__version__}, Python {platform.python_version()}")'
+"$python" -m pytest -q -p no:cacheprovider "${tests[@]}"
