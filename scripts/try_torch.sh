@@ -23,8 +23,8 @@ fi
 if [[ -z "${KEEP:-}" ]]; then
     trap 'rm -rf "$environment"' EXIT
 fi
-"$python" -m pip install -q --no-cache-dir --disable-pip-version-check "torch==$version" numpy pillow pytest hypothesis
+"$python" -m pip install -q --no-cache-dir --disable-pip-version-check "torch==$version" numpy pillow tqdm pytest hypothesis
 
-export PYTHONPATH=src OMP_NUM_THREADS=1
+export PYTHONPATH="$PWD/src" OMP_NUM_THREADS=1
 "$python" -c 'import platform, torch, ssgd; print(f"torch {torch.__version__}, Python {platform.python_version()}")'
 "$python" -m pytest -q -p no:cacheprovider "${tests[@]}"

@@ -57,16 +57,18 @@ def same_switches():
     setattr(config, recompile_limit(), compilations)
 
 
-def test_compilers_are_there_soon_after(monkeypatch):
+def test_compilers_are_there_soon_after():
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
 
-    monkeypatch.setattr(config, "compile_threads", 2)
+    if not hasattr(AsyncCompile, "_ready_future"):
+        pytest.skip("this torch does not tell when its compilers are there")
     try:
-        start_compilers()
-        assert AsyncCompile._ready_future is not None  # asked for
-        AsyncCompile._ready_future.result(timeout=120)
-        assert AsyncCompile.use_process_pool()
+        with config.patch(compile_threads=2):
+            start_compilers()
+            assert AsyncCompile._ready_future is not None  # asked for
+            AsyncCompile._ready_future.result(timeout=120)
+            assert AsyncCompile.use_process_pool()
     finally:
         shutdown_compile_workers()
 

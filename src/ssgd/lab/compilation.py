@@ -47,7 +47,7 @@ def or_as_it_is(compiled: Callable[..., Result], function: Callable[..., Result]
 
             if chosen is function or not isinstance(problem, BackendCompilerFailed):
                 raise
-            chosen, reason = function, str(problem).partition("\n")[0]
+            chosen, reason = function, str(problem).removeprefix("backend='inductor' raised:\n").partition("\n")[0]
             warnings.warn(f"torch.compile does not work here, and all goes on slower without: {reason}", stacklevel=2)
             return function(*arguments)
 
