@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssgd.analysis.precision import full_precision
+from ssgd.analysis.acceleration import full_precision
 from ssgd.core.versions import FSDP2, OLDEST, at_least, inductor_has, need, precision_settings
 from ssgd.lab.compilation import compiled_for
 from ssgd.lab.recipes import get
