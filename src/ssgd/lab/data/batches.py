@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,32 +22,76 @@ Made = TypeVar("Made")
 class Batches(Protocol):
     """An epoch of training samples."""
 
-    def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, ...]: ...
-
-
-@runtime_checkable
-class Source(Protocol):
-    """The data of a training: batches on the device, normalised, as a function of seed, epoch and step."""
-
-    name: str
-    kind: str  # of learning: "images", "language" or "speech"
-    classes: int
-    channels: int
-
-    @property
-    def skipped(self) -> Sequence[Skipped]: ...
-
-    def first(self, count: int) -> Source:
-        """Returns a source of at most so many samples of each part, as the whole source gives them."""
+    def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, ...]:
+        """Returns batch ``step`` on the device; of its ``size`` samples rank r takes the r-th of equal parts."""
         ...
 
-    def steps(self, size: int) -> int: ...
 
-    def epoch(self, seed: int, number: int) -> Batches: ...
+class Part(Protocol):
+    """The training, validation or test part of a data set."""
 
-    def test_batches(self, size: int = ..., rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]: ...
+    def first(self, count: int, /) -> Part:
+        """Returns a part of at most so many samples, normalised as all are."""
+        ...
 
-    def clean_train_batches(self, size: int = ..., rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]: ...
+    def steps(self, size: int, /) -> int:
+        """Returns how many whole batches of ``size`` an epoch has; the samples left over sit this epoch out."""
+        ...
+
+    def epoch(self, seed: int, number: int, /) -> Batches:
+        """Returns the samples once, augmented, in an order that is a function of seed and number."""
+        ...
+
+    def in_order(self, size: int, rank: int, ranks: int, /) -> Iterator[tuple[Tensor, ...]]:
+        """Yields rank ``rank``'s share of all samples, not augmented."""
+        ...
+
+
+class Source:
+    """The data of a training: batches on the device, normalised, as a function of seed, epoch and step.
+
+    ``parts`` are "train", "test" and, where there is one, "valid". ``channels`` are those of an image or the features
+    of a frame; ``skipped`` lists the rows and files that were left out.
+    """
+
+    kind = "images"  # or "language", or "speech"
+    test_size = 1000  # samples in a batch that is not trained on
+    epochs_kept = KEPT
+
+    def __init__(
+        self, name: str, classes: int, channels: int, parts: Mapping[str, Part], skipped: Sequence[Skipped] = ()
+    ) -> None:
+        self.name, self.classes, self.channels, self.parts, self.skipped = name, classes, channels, parts, skipped
+        self._epochs: dict[tuple[int, int], Batches] = {}
+
+    def first(self, count: int) -> Source:
+        """Returns a source of at most so many samples of each part, as this one gives them."""
+        fewer = copy(self)
+        fewer.parts, fewer._epochs = {name: part.first(count) for name, part in self.parts.items()}, {}
+        return fewer
+
+    def steps(self, size: int) -> int:
+        """Returns how many whole batches of ``size`` an epoch has; the samples left over sit this epoch out."""
+        return self.parts["train"].steps(size)
+
+    def epoch(self, seed: int, number: int) -> Batches:
+        """Returns epoch ``number`` of seed ``seed``; trainings that ask for the same one share it."""
+        make = partial(self.parts["train"].epoch, seed, number)
+        return made_once(self._epochs, (seed, number), make, self.epochs_kept)
+
+    def test_batches(self, size: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]:
+        """Yields all of the test part; each rank has its share."""
+        return self.parts["test"].in_order(size or self.test_size, rank, ranks)
+
+    def valid_batches(self, size: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]:
+        """Yields all of the validation part; each rank has its share."""
+        return self.parts["valid"].in_order(size or self.test_size, rank, ranks)
+
+    def clean_train_batches(
+        self, size: int | None = None, rank: int = 0, ranks: int = 1
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Yields all of the training part, not augmented; each rank has its share."""
+        return self.parts["train"].in_order(size or self.test_size, rank, ranks)
 
 
 def whole_batches(samples: int, size: int) -> int:

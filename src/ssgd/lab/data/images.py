@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,11 +12,9 @@ from torch import Tensor
 from ssgd.lab.compilation import or_as_it_is
 from ssgd.lab.data import batches
 from ssgd.lab.data.augment import augmented, mean_and_std, normal_table, normalised
-from ssgd.lab.data.faults import Skipped
 
 BLOCKS = {"cuda": 4096}  # images made at once, by one kernel; elsewhere a batch at a time
 BLOCKS_KEPT = 2  # of an epoch, for trainings at different steps of it
-TEST_SIZE = 1000  # images in a batch that is not trained on
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +79,12 @@ def fake_images(train: int = 512, test: int = 128, classes: int = 10) -> ImageSe
     return ImageSet("fake", images[:train], labels[:train], images[train:], labels[train:], classes)
 
 
-class DeviceImages:
+class DeviceImages(batches.Source):
     """Batches of an ImageSet, normalised by the mean and deviation of its training images.
 
     With ``augment``, training images are moved by up to ``padding`` pixels (zeros come in) and, where the set allows,
     flipped. Order, moves and flips are a function of seed and epoch alone, the same on every device.
     """
-
-    kind = "images"
-    skipped: Sequence[Skipped] = ()  # the files of these sets are whole or refused
 
     def __init__(
         self,
@@ -100,86 +94,78 @@ class DeviceImages:
         augment: bool = True,
     ) -> None:
         device = torch.device(device)
-        self.name, self.classes, self.channels = images.name, images.classes, images.channels
-        self._padding = images.padding if augment else 0
-        self._flip = images.flip and augment
-        self._table = normal_table(*mean_and_std(images.train_images)).to(dtype).to(device)
-        self._train = _channels_last(images.train_images.to(device)), images.train_labels.to(device)
-        self._test = _channels_last(images.test_images.to(device)), images.test_labels.to(device)
-        self._augmented = or_as_it_is(torch.compile(augmented), augmented) if device.type == "cuda" else augmented
-        self._epochs: dict[tuple[int, int], Epoch] = {}
+        make = partial(
+            Labelled,
+            table=normal_table(*mean_and_std(images.train_images)).to(dtype).to(device),
+            augmented=or_as_it_is(torch.compile(augmented), augmented) if device.type == "cuda" else augmented,
+            padding=images.padding if augment else 0,
+            flip=images.flip and augment,
+        )
+        pairs = {
+            "train": (images.train_images, images.train_labels),
+            "test": (images.test_images, images.test_labels),
+        }
+        parts = {
+            name: make(pixels.to(device).permute(0, 2, 3, 1).contiguous(), labels.to(device))
+            for name, (pixels, labels) in pairs.items()
+        }
+        super().__init__(images.name, images.classes, images.channels, parts)
 
-    def first(self, count: int) -> DeviceImages:
-        """Returns a source of at most so many images of each part, normalised as all are."""
-        fewer = copy(self)
-        fewer._train, fewer._test = ((images[:count], labels[:count]) for images, labels in (self._train, self._test))
-        fewer._epochs = {}
-        return fewer
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Images (N, H, W, C, bytes) and labels on the device, and what is done to the images."""
+
+    images: Tensor
+    labels: Tensor
+    table: Tensor
+    augmented: Callable[..., Tensor]
+    padding: int
+    flip: bool
+
+    def first(self, count: int) -> Labelled:
+        return replace(self, images=self.images[:count], labels=self.labels[:count])
 
     def steps(self, size: int) -> int:
-        """Returns how many whole batches of ``size`` an epoch has; the images left over sit this epoch out."""
-        return batches.whole_batches(len(self._train[1]), size)
+        return batches.whole_batches(len(self.labels), size)
 
     def epoch(self, seed: int, number: int) -> Epoch:
-        """Returns epoch ``number`` of seed ``seed``; trainings that ask for the same one share it."""
-        return batches.made_once(self._epochs, (seed, number), lambda: self._make_epoch(seed, number))
+        return Epoch(self, seed, number)
 
-    def test_batches(self, size: int = TEST_SIZE, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields all test images in order; each rank has its share."""
-        return self._in_order(*self._test, size, rank, ranks)
-
-    def clean_train_batches(
-        self, size: int = TEST_SIZE, rank: int = 0, ranks: int = 1
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields all training images in order, not augmented; each rank has its share."""
-        return self._in_order(*self._train, size, rank, ranks)
-
-    def _make_epoch(self, seed: int, number: int) -> Epoch:
-        images, labels = self._train
-        return Epoch(partial(self._augmented, images, self._table), labels, seed, number, self._padding, self._flip)
-
-    def _in_order(
-        self, images: Tensor, labels: Tensor, size: int, rank: int, ranks: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        parts = batches.in_order(len(labels), size, rank, ranks)
-        return ((normalised(images[part], self._table), labels[part]) for part in parts)
+    def in_order(self, size: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
+        pieces = batches.in_order(len(self.labels), size, rank, ranks)
+        return ((normalised(self.images[piece], self.table), self.labels[piece]) for piece in pieces)
 
 
 class Epoch:
     """The training images once, in an order of their own, each with its move and flip."""
 
-    def __init__(
-        self, make: Callable[..., Tensor], labels: Tensor, seed: int, number: int, padding: int, flip: bool
-    ) -> None:
-        self._make, self._labels = make, labels
-        numbers, count = batches.generator(seed, number), len(labels)
+    def __init__(self, part: Labelled, seed: int, number: int) -> None:
+        self._part, self._device = part, part.labels.device
+        numbers, count = batches.generator(seed, number), len(part.labels)
         order = torch.randperm(count, generator=numbers)
-        moves = torch.randint(-padding, padding + 1, (2, count), generator=numbers)
-        flips = torch.randint(2, (count,), generator=numbers).bool() & flip
-        self._order, self._moves, self._flips = (drawn.to(labels.device) for drawn in (order, moves, flips))
+        moves = torch.randint(-part.padding, part.padding + 1, (2, count), generator=numbers)
+        flips = torch.randint(2, (count,), generator=numbers).bool() & part.flip
+        self._order, self._moves, self._flips = (drawn.to(self._device) for drawn in (order, moves, flips))
         self._blocks: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
 
     def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
-        """Returns images and labels of batch ``step``; of its ``size`` images rank r takes the r-th of equal parts."""
-        part = batches.part_of_batch(len(self._order), step, size, rank, ranks)
+        here = batches.part_of_batch(len(self._order), step, size, rank, ranks)
         steps, share = batches.whole_batches(len(self._order), size), size // ranks
-        length = min(max(BLOCKS.get(self._labels.device.type, 1) // share, 1), steps)
+        length = min(max(BLOCKS.get(self._device.type, 1) // share, 1), steps)
         first = min(step // length * length, steps - length)  # the last block reaches back: all have one shape
         key = first, size, rank, ranks
         if key not in self._blocks:
             while len(self._blocks) >= BLOCKS_KEPT:  # freed before the next is made, so that memory holds no more
                 del self._blocks[next(iter(self._blocks))]
-            arange = partial(torch.arange, device=self._labels.device)
-            starts = part.start + size * arange(first - step, first - step + length)
+            arange = partial(torch.arange, device=self._device)
+            starts = here.start + size * arange(first - step, first - step + length)
             self._blocks[key] = self._made((starts[:, None] + arange(share)).flatten())
         x, y = self._blocks[key]
-        here = slice((step - first) * share, (step - first + 1) * share)
-        return x[here], y[here]
+        rows = slice((step - first) * share, (step - first + 1) * share)
+        return x[rows], y[rows]
 
     def _made(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = self._order[places]
-        return self._make(chosen, self._moves[:, places], self._flips[places]), self._labels[chosen]
-
-
-def _channels_last(images: Tensor) -> Tensor:
-    return images.permute(0, 2, 3, 1).contiguous()
+        part, chosen = self._part, self._order[places]
+        images = part.augmented(part.images, part.table, chosen, self._moves[:, places], self._flips[places])
+        return images, part.labels[chosen]

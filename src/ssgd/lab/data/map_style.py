@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from copy import copy
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,10 +13,10 @@ from torch.utils.data import DataLoader, Sampler
 
 from ssgd.core.noise import mix
 from ssgd.lab.data import batches
+from ssgd.lab.data.batches import Source
 from ssgd.lab.data.faults import Skipped
 
 Request = list[tuple[int, int | None]]  # a batch: the number of each sample and the seed of its augmentation, if any
-TEST_SIZE = 256  # samples in a batch that is not trained on
 STREAMS_KEPT = 4  # seeds whose worker processes are kept, for trainings that run side by side
 
 
@@ -37,7 +36,7 @@ class Samples(Protocol):
         ...
 
 
-class MapSource:
+class MapSource(Source):
     """A source of labelled samples, as folders of images and your own data sets are.
 
     The order of an epoch is a function of its seed and number; the seed of a sample's augmentation is a function of
@@ -45,7 +44,7 @@ class MapSource:
     ``finished`` turns the inputs of a batch on the device into what the net takes; ``workers`` processes read.
     """
 
-    kind = "images"
+    test_size = 256
 
     def __init__(
         self,
@@ -61,47 +60,37 @@ class MapSource:
         workers: int,
         skipped: Sequence[Skipped] = (),
     ) -> None:
-        self.name, self.classes, self.channels, self.skipped = name, classes, channels, skipped
-        self._train, self._test, self._finished = train, test, finished
-        self._device, self._augment, self._workers = device, augment, workers
-        self._streams: dict[int, Stream] = {}
-        self._orders: dict[tuple[int, int], Tensor] = {}
+        self.epochs_kept = batches.KEPT if train.on_device else STREAMS_KEPT
+        parts = {
+            part: Streamed(samples, partial(Stream, workers=workers, device=device, finished=finished), augment)
+            for part, samples in (("train", train), ("test", test))
+        }
+        super().__init__(name, classes, channels, parts, skipped)
 
-    def first(self, count: int) -> MapSource:
-        """Returns a source of at most so many samples of each part, evenly from all."""
-        fewer = copy(self)
-        fewer._train, fewer._test = self._train.first(count), self._test.first(count)
-        fewer._streams, fewer._orders = {}, {}
-        return fewer
+
+class Streamed:
+    """A part whose samples are read by streams; the epochs of one seed share a stream."""
+
+    def __init__(self, samples: Samples, make_stream: Callable[[Samples], Stream], augment: bool) -> None:
+        self._samples, self._make_stream, self._augment = samples, make_stream, augment
+        self._streams: dict[int, Stream] = {}
+
+    def first(self, count: int) -> Streamed:
+        return Streamed(self._samples.first(count), self._make_stream, self._augment)
 
     def steps(self, size: int) -> int:
-        """Returns how many whole batches of ``size`` an epoch has; the samples left over sit this epoch out."""
-        return batches.whole_batches(len(self._train), size)
+        return batches.whole_batches(len(self._samples), size)
 
     def epoch(self, seed: int, number: int) -> Epoch:
-        """Returns epoch ``number`` of seed ``seed``; those of one seed share their worker processes."""
-        most = batches.KEPT if self._train.on_device else STREAMS_KEPT
-        stream = batches.made_once(self._streams, seed, lambda: self._stream(self._train), most)
-        draw = partial(torch.randperm, len(self._train), generator=batches.generator(seed, number))
-        order = batches.made_once(self._orders, (seed, number), draw)
+        make = partial(self._make_stream, self._samples)
+        stream = batches.made_once(self._streams, seed, make, batches.KEPT if self._samples.on_device else STREAMS_KEPT)
+        order = torch.randperm(len(self._samples), generator=batches.generator(seed, number))
         return Epoch(order, stream, seed, number, self._augment)
 
-    def test_batches(self, size: int = TEST_SIZE, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields all test samples in order; each rank has its share."""
-        return self._in_order(self._test, size, rank, ranks)
-
-    def clean_train_batches(
-        self, size: int = TEST_SIZE, rank: int = 0, ranks: int = 1
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields all training samples in order, read as test samples are; each rank has its share."""
-        return self._in_order(self._train, size, rank, ranks)
-
-    def _in_order(self, samples: Samples, size: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
-        parts = batches.in_order(len(samples), size, rank, ranks)
-        return self._stream(samples).run([(i, None) for i in range(part.start, part.stop)] for part in parts)
-
-    def _stream(self, samples: Samples) -> Stream:
-        return Stream(samples, self._workers, self._device, self._finished)
+    def in_order(self, size: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
+        pieces = batches.in_order(len(self._samples), size, rank, ranks)
+        stream = self._make_stream(self._samples)
+        return stream.run([(number, None) for number in range(piece.start, piece.stop)] for piece in pieces)
 
 
 class Epoch:
@@ -112,10 +101,7 @@ class Epoch:
         self._seeds = (seed, number) if augment else None
 
     def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
-        """Returns inputs and labels of batch ``step``; of its ``size`` samples rank r takes the r-th of equal parts.
-
-        The batches after it are read meanwhile: asking for them in turn is fast.
-        """
+        """Returns inputs and labels. The batches after them are read meanwhile: asking for them in turn is fast."""
         part = partial(batches.part_of_batch, len(self._order), size=size, rank=rank, ranks=ranks)
         part(step)  # refuses a step that is not in the epoch
         steps = batches.whole_batches(len(self._order), size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +66,7 @@ def fake_text(words: int = 30, train: int = 6000, test: int = 1000) -> Text:
     return Text("fake-text", (END, UNKNOWN, *(f"w{i}" for i in range(2, words))), parts[0], parts[1], parts[2])
 
 
-class TextSource:
+class TextSource(batches.Source):
     """Batches of a text: a batch reads on in ``size`` places of the text at once, ``steps_back`` words at a time.
 
     Every word is predicted from those before it, the first from ``<eos>``. All epochs are the same. ``train_limit``
@@ -75,7 +74,7 @@ class TextSource:
     """
 
     kind = "language"
-    channels = 1
+    test_size = 20
 
     def __init__(
         self,
@@ -85,51 +84,22 @@ class TextSource:
         train_limit: int | None = None,
         test_limit: int | None = None,
     ) -> None:
-        self.name, self.vocabulary, self.classes = text.name, text.vocabulary, len(text.vocabulary)
-        self.skipped = text.skipped
         batches.check_limits(train_limit, test_limit, text.name, "word")
-        limits = train_limit, test_limit, test_limit
-        self._train, self._valid, self._test = (
-            Stream(part[:limit].to(device), text.vocabulary.index(END), steps_back)
-            for part, limit in zip((text.train, text.valid, text.test), limits, strict=True)
-        )
-
-    def first(self, count: int) -> TextSource:
-        """Returns a source of at most so many words of each part."""
-        fewer = copy(self)
-        fewer._train, fewer._valid, fewer._test = (part.first(count) for part in (self._train, self._valid, self._test))
-        return fewer
-
-    def steps(self, size: int) -> int:
-        """Returns how many whole batches of ``size`` an epoch has; words that do not fill one are left out."""
-        return self._train.steps(size)
-
-    def epoch(self, seed: int, number: int) -> Stream:
-        """Returns the training text, whatever the epoch."""
-        return self._train
-
-    def test_batches(self, size: int = 20, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields all of the test text, each word once, read on in ``size`` places; each rank has its share of them."""
-        return self._test.in_order(size, rank, ranks)
-
-    def valid_batches(self, size: int = 20, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the validation text in the same way."""
-        return self._valid.in_order(size, rank, ranks)
-
-    def clean_train_batches(self, size: int = 20, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the training text in the same way."""
-        return self._train.in_order(size, rank, ranks)
+        self.vocabulary, end = text.vocabulary, text.vocabulary.index(END)
+        words = {"train": text.train[:train_limit], "valid": text.valid[:test_limit], "test": text.test[:test_limit]}
+        parts = {name: Words(part.to(device), end, steps_back) for name, part in words.items()}
+        super().__init__(text.name, len(text.vocabulary), 1, parts, text.skipped)
 
 
-class Stream:
+class Words:
     """A part of a text on the device: its words, and for each of them the word before."""
 
     def __init__(self, words: Tensor, end: int, steps_back: int) -> None:
         self._next, self._steps_back = words, steps_back
         self._words = torch.cat([words.new_tensor([end]), words[:-1]])
 
-    def first(self, count: int) -> Stream:
-        return Stream(self._next[:count], int(self._words[0]), self._steps_back)
+    def first(self, count: int) -> Words:
+        return Words(self._next[:count], int(self._words[0]), self._steps_back)
 
     def steps(self, size: int) -> int:
         if size < 1:
@@ -141,6 +111,9 @@ class Stream:
                 " training text: make the batch smaller"
             )
         return steps
+
+    def epoch(self, seed: int, number: int) -> Words:
+        return self
 
     def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
         """Returns words and those that follow them, [places, steps_back]; rank r reads in the r-th of equal parts."""

@@ -1,4 +1,4 @@
-"""Features: log-mel energies as Kaldi computes them, cepstra of Sphinx, slopes, and the masks of SpecAugment."""
+"""Features: log-mel energies as Kaldi computes them, cepstra of Sphinx, and the masks of SpecAugment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ssgd.lab.data.speech.utterances import Utterance
 
 @dataclass(frozen=True)
 class LogMel:
-    """Features of sound: ``mels`` bands a frame from ``low`` Hz to half the rate, and ``deltas`` rounds of differences.
+    """Features of sound: ``mels`` bands a frame, from ``low`` Hz to half the rate.
 
     Kaldi's settings for the rest: mean removed, pre-emphasis 0.97, Povey's window, power spectrum, no dither.
     """
@@ -28,7 +28,6 @@ class LogMel:
     window_ms: float = 25.0
     shift_ms: float = 10.0
     low: float = 20.0
-    deltas: int = 0
 
     def __post_init__(self) -> None:
         if self.width < 2 or self.shift < 1 or not _bands(self).gt(0).any(0).all():  # a band without a frequency
@@ -39,7 +38,7 @@ class LogMel:
 
     @property
     def count(self) -> int:
-        return self.mels * (1 + self.deltas)
+        return self.mels
 
     @property
     def width(self) -> int:
@@ -57,14 +56,14 @@ class LogMel:
         return 1 << (self.width - 1).bit_length()
 
     def __call__(self, utterance: Utterance) -> Tensor:
-        """Frames (time, features)."""
+        """Returns frames (time, features)."""
         frames = log_mel(samples(utterance, self.rate), self)
         if not len(frames):
             raise Unusable("too short", f"the audio of {utterance.key} is shorter than {self.window_ms:g} ms")
         if not frames.isfinite().all():
             files = ", ".join(str(clip.path) for clip in utterance.clips if clip.path)
             raise Unusable("broken audio", f"{files}: samples are not finite, or far outside −1 to 1")
-        return with_deltas(frames, self.deltas)
+        return frames
 
 
 def log_mel(sound: Tensor, options: LogMel) -> Tensor:
@@ -101,19 +100,13 @@ def _mel(hertz: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Cepstra:
-    """Features that lie in files: ``coefficients`` a frame, followed by ``deltas`` rounds of differences."""
+    """Features that lie in Sphinx's files, ``count`` numbers a frame."""
 
-    coefficients: int = 13
-    deltas: int = 0
-
-    @property
-    def count(self) -> int:
-        return self.coefficients * (1 + self.deltas)
+    count: int = 13
 
     def __call__(self, utterance: Utterance) -> Tensor:
-        """Frames (time, features)."""
-        frames = [read_mfc(clip.path, self.coefficients) for clip in utterance.clips if clip.path is not None]
-        return with_deltas(torch.cat(frames), self.deltas)
+        """Returns frames (time, features)."""
+        return torch.cat([read_mfc(clip.path, self.count) for clip in utterance.clips if clip.path is not None])
 
 
 def read_mfc(path: Path, coefficients: int = 13) -> Tensor:
@@ -130,24 +123,6 @@ def read_mfc(path: Path, coefficients: int = 13) -> Tensor:
     if not np.isfinite(frames).all():
         raise Unusable("broken audio", f"{path} contains numbers that are not finite")
     return torch.from_numpy(frames.reshape(-1, coefficients))
-
-
-def with_deltas(frames: Tensor, rounds: int, reach: int = 2) -> Tensor:
-    """Appends ``rounds`` of deltas to frames (time, features): slopes over ``reach`` frames to either side.
-
-    The first and the last frame are repeated at the ends.
-    """
-    parts = [frames]
-    for _ in range(rounds):
-        parts.append(_slopes(parts[-1], reach))
-    return torch.cat(parts, 1)
-
-
-def _slopes(frames: Tensor, reach: int) -> Tensor:
-    time = torch.arange(len(frames))
-    last = len(frames) - 1
-    rise = sum(k * (frames[(time + k).clamp(max=last)] - frames[(time - k).clamp(min=0)]) for k in range(1, reach + 1))
-    return torch.as_tensor(rise) / (2 * sum(k * k for k in range(1, reach + 1)))
 
 
 @dataclass(frozen=True)
