@@ -457,3 +457,15 @@ def test_texts_have_a_perplexity_and_speech_a_word_error_rate(tmp_path, capsys):
         if name == "utterances":
             assert found.errors[0, 0, 0] == pytest.approx(result["test_wer"])
             assert found.losses[0, 0, 0] == pytest.approx(result["test_loss"], rel=1e-5)
+
+
+def test_the_program_of_the_guide(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text()
+    program = guide.split("```python\n")[1].split("```")[0]
+    assert len([line for line in program.splitlines() if line]) <= 25
+    space = {}
+    torch.manual_seed(0)
+    exec(compile(program, "hardware.md", "exec"), space)
+    assert (tmp_path / "tolerance.png").stat().st_size > 3000
+    assert all(results[0].errors[0, 0, 0] < 10 for results in space["runs"].values())
