@@ -50,6 +50,8 @@ class Task:
         as_trained: the batches to gather batch-norm's statistics from, by default ``batches``. Images that the training
             has moved and cropped have other statistics than whole ones.
         logits: ``logits(model, batch)`` returns class scores, a row each, and the labels, to tell calibration.
+        answers: ``answers(batch)`` counts the answers that ``wrong`` is counted among, such as words of an utterance;
+            by default ``size``.
     """
 
     model: nn.Module
@@ -61,6 +63,7 @@ class Task:
     loss_and_wrong: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None
     as_trained: Iterable[Any] | None = None
     logits: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None
+    answers: Callable[[Any], int] | None = None
 
     @property
     def counts_errors(self) -> bool:
@@ -74,7 +77,7 @@ class Task:
         return self.means(*self.total(sums or (lambda batch: self.sums(self.model, batch))))
 
     def sums(self, model: nn.Module, batch: Any) -> Tensor:
-        """Returns loss and wrong answers, summed over a batch's samples: two numbers that stay on the device."""
+        """Returns sums over a batch, on its device: the loss of all samples, the wrong answers, the answers."""
         wrong: Tensor | None
         if self.loss_and_wrong is not None:
             loss, wrong = self.loss_and_wrong(model, batch)
@@ -83,7 +86,8 @@ class Task:
         check_loss(loss)
         wrong = torch.zeros_like(loss) if wrong is None else torch.as_tensor(wrong)
         wide = widest(loss.device)
-        return torch.stack([loss.to(wide) * self.size(batch), wrong.to(loss.device, wide)])
+        loss, wrong = loss.to(wide) * self.size(batch), wrong.to(loss.device, wide)
+        return torch.stack([loss, wrong, torch.full_like(loss, (self.answers or self.size)(batch))])
 
     @torch.no_grad()
     def total(self, sums: Callable[[Any], Tensor]) -> tuple[Any, int]:
@@ -97,10 +101,10 @@ class Task:
             raise ValueError(NO_BATCHES)
         return total.tolist(), count
 
-    def means(self, sums: tuple[float, float], count: int) -> tuple[float, float | None]:
+    def means(self, sums: Sequence[float], count: int) -> tuple[float, float | None]:
         """Turns the sums of a model over ``count`` samples into the result of ``measure()``."""
-        loss, wrong = sums
-        return loss / count, 100 * wrong / count if self.counts_errors else None
+        loss, wrong, answers = sums
+        return loss / count, 100 * wrong / answers if self.counts_errors else None
 
     def recompute_batchnorm(self, forward: Callable[[Any], Any] | None = None) -> None:
         """Gathers batch-norm's statistics of the weights as they are now: the mean of those of all batches.

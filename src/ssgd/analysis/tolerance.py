@@ -236,17 +236,17 @@ class _Measurement:
     def _figures(self, prepare: Callable[[Any, Any], Any]) -> list[float | None]:
         task = replace(self.task, batches=_Mapped(self.task.batches, lambda b: prepare(b, self.task.inputs(b))))
         sums, total = task.total(self.sums)
-        error = 100 * sums[1] / total if task.counts_errors or task.logits is not None else None
+        error = 100 * sums[1] / sums[2] if task.counts_errors or task.logits is not None else None
         ece = None
         if task.logits is not None:
-            right, confidence = np.array(sums[2:]).reshape(2, BINS)
+            right, confidence = np.array(sums[3:]).reshape(2, BINS)
             ece = float(100 * np.abs(right - confidence).sum() / total)
         return [sums[0] / total, error, ece]
 
 
 @torch.no_grad()
 def _sums(task: Task, batch: Any) -> Tensor:
-    """Returns loss and wrong answers of a batch; with logits also right answers and confidence, in each bin of it."""
+    """Returns a batch's ``Task.sums``; with logits also right answers and confidence, in each bin of it."""
     if task.logits is None:
         return task.sums(task.model, batch)
     scores, labels = task.logits(task.model, batch)
@@ -256,7 +256,8 @@ def _sums(task: Task, batch: Any) -> Tensor:
     bins = F.one_hot((confidence * BINS).long().clamp_(0, BINS - 1), BINS).to(scores)
     by_bin = torch.stack([right, confidence]) @ bins
     loss = F.cross_entropy(scores, labels, reduction="sum")
-    return torch.cat([torch.stack([loss, len(labels) - right.sum()]), by_bin.flatten()])
+    answers = torch.full_like(loss, len(labels))
+    return torch.cat([torch.stack([loss, answers - right.sum(), answers]), by_bin.flatten()])
 
 
 def _points(task: Task, damages: Strengths | Iterable[str] | None, draws: int) -> Iterator[tuple[str, float, int]]:

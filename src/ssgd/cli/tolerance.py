@@ -19,6 +19,8 @@ from ..lab.train.tasks import judged_by_test
 from ..lab.train.terminal import ended
 from .analysis_options import RUN, add_graph, add_options, add_precision, execution, refuse_torchrun
 
+USUAL = {"language": "perplexity", "speech": "error"}  # the figure of a kind; a wrong word is an error of speech
+
 if TYPE_CHECKING:
     from ..analysis import Tolerance
 
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--figure",
         choices=("accuracy", "error", "loss", "perplexity", "ece"),
-        help="the figure to print and to draw; default: accuracy, for texts perplexity, else loss",
+        help="the figure to print and to draw; default: accuracy; of texts perplexity, of speech the word error rate",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the damage (default: 0)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="append a line of JSON for each run to this file")
@@ -83,7 +85,7 @@ def measure(found: Solution, out: Path, options: argparse.Namespace) -> Toleranc
     """Measures one solution on its test data; its statistics are gathered again from its training data."""
     from ..analysis import tolerance
 
-    task = judged_by_test(tasks(found, execution(options), options.limit, large=True))
+    task = judged_by_test(tasks(found, execution(options), options.limit, large=True, decode=True))
     if not options.quiet:
         print(found.name)
     return tolerance(
@@ -115,9 +117,10 @@ def training(found: Solution) -> str:
 
 
 def usual_figure(found: Solution, result: Tolerance) -> str:
+    """Returns the figure that solutions of this kind of data are known by."""
     known = models.MODELS.get(found.recipe.model)
-    if known is not None and known.kind == "language":
-        return "perplexity"
+    if known is not None and known.kind in USUAL:
+        return USUAL[known.kind]
     return "accuracy" if np.isfinite(result.errors[0, 0]).all() else "loss"
 
 

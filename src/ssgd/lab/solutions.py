@@ -71,12 +71,14 @@ def net_of(found: Solution, source: Any) -> nn.Module:
     return net
 
 
-def tasks(found: Solution, execution: Execution, limit: int | None = None, large: bool = False) -> dict[str, Task]:
+def tasks(
+    found: Solution, execution: Execution, limit: int | None = None, large: bool = False, decode: bool = False
+) -> dict[str, Task]:
     """Returns the net of a solution, with its weights, over its training and its test data; both tasks share it.
 
     Args:
         limit: take at most so many samples, which the net sees as it was trained to: normalised by all.
-        large: see ``tasks_of``.
+        large, decode: see ``tasks_of``.
     """
     device = torch.device(execution.kind)
     recipe = replace(found.recipe, precision="fp32")
@@ -86,7 +88,7 @@ def tasks(found: Solution, execution: Execution, limit: int | None = None, large
         source = source.first(limit)
     net = net_of(found, source)
     net.to(device=device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-    return tasks_of(net, source, recipe, large)
+    return tasks_of(net, source, recipe, large, decode)
 
 
 def data_of(found: Solution, limit: int | None) -> dict[str, object]:
