@@ -326,7 +326,7 @@ def _sign(bits):
 
 @triton.jit
 def _uniform(bits):
-    return bits.to(tl.int32, bitcast=True).to(tl.float32) * 4.6566127342e-10  # just below 2⁻³¹, so that |z| < 1
+    return bits.to(tl.int32, bitcast=True).to(tl.float32) * 8.0654898e-10  # just below √3 · 2⁻³¹, so that |z| < √3
 
 
 @triton.jit
