@@ -37,8 +37,9 @@ class SSGD(Noisy):
     Args:
         base: the optimizer that updates w. Its parameter groups and state are shared, not copied.
         noise: the level, ``||n|| / ||w||`` in each tensor (for ``distribution="uniform"`` its expectation;
-            :func:`ssgd.paper_level` converts the paper's unit). It is the key ``"noise"`` of every parameter group and may be changed there at any time; a
-            0-dim tensor can be changed under a CUDA graph, and is then never taken for zero.
+            :func:`ssgd.paper_level` converts the paper's unit). It is the key ``"noise"`` of every parameter group and
+            may be changed there at any time; a 0-dim tensor can be changed under a CUDA graph, and is then never taken
+            for zero.
         model: the module trained, as it is called: the DDP or FSDP module. Needed for DDP's single all-reduce, for
             sharded parameters, for ``bn_stats``, and where another optimizer updates a part of it.
         mode: ``"both"``: every process takes both signs; ``"mirror"``: even ranks take +n, odd ranks −n.

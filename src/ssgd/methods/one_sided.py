@@ -18,7 +18,8 @@ class OneSided(Noisy):
 
     With ``distribution="sphere"`` (the default) it is weight noise of fixed norm (Murray & Edwards, 1993; An, 1996).
     With ``distribution="uniform"`` it is SmoothOut (Wen et al., arXiv:1805.07898): U(−a, a) in every element, scaled by
-    the layer's rms; its level is that noise's expected ‖n‖ / ‖w‖, a / √3 (:func:`ssgd.paper_level`). ``pairs=2`` averages over two independent draws ("SmoothOut x2"), for two passes.
+    the layer's rms, where a is √3 times the level (:func:`ssgd.paper_level`). ``pairs=2`` averages over two independent
+    draws ("SmoothOut x2"), for two passes.
 
     Options not named here are those of :class:`ssgd.SSGD`.
     """
