@@ -112,7 +112,7 @@ def test_arwp_damps_noise_where_gradients_were_large():
         opt.zero_grad()
     (damped,) = take(opt, model, x, y)
     opt.zero_grad()
-    plain._set_everywhere("noise_step", 3)
+    plain.param_groups[0]["noise_step"] = 3
     (free,) = take(plain, model, x, y)
     for d, f, w, s in zip(damped, free, before, squares, strict=True):
         rows = s.sum(dim=1, keepdim=True) if s.dim() > 1 else s
