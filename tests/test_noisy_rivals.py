@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD, Adam
 
+from ssgd import paper_level
 from ssgd.methods import NSO, RWP, Averaging, EntropySGD, OneSided, Plain
 
 from .problems import mlp, same, vectors, weights
@@ -17,7 +18,7 @@ from .rivals import assert_gradients, gradient, take, take_halves
 def test_smoothout_has_the_published_distribution():
     """Kolmogorov–Smirnov: U(−a, a) times the layer's rms, in every element, over many draws."""
     w = torch.randn(40, 25, dtype=torch.float64).requires_grad_()
-    opt = OneSided(SGD([w], lr=0.0), 0.3, distribution="uniform", seed=1)
+    opt = OneSided(SGD([w], lr=0.0), paper_level(0.3), distribution="uniform", seed=1)
     clean, draws = w.detach().clone(), []
     for _ in range(50):
         for point in opt.points():
