@@ -37,6 +37,7 @@ class NoisePoints(Rule):
         every_tensor: biases and the like get noise too.
     """
 
+    has_noise = True
     saved_as = ("noise_stream",)
     off_without_level = True
 

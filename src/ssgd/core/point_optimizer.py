@@ -30,6 +30,7 @@ class Rule:
     keys: Mapping[str, Any] = {}  # of every parameter group, with their first values; the level comes first
     level_is = "the noise level is ||n|| / ||w||"  # for errors
     saved_as: tuple[str, ...] = ()  # top-level keys of state_dict() that are the rule's own
+    has_noise = False
     no_split = "there is no split()"  # why, where halves() gives nothing
     not_capturable: str | None = None  # why a CUDA graph cannot hold a step, where it cannot
     no_scaler: str | None = None  # why a GradScaler cannot be used, where it cannot
