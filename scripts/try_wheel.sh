@@ -18,4 +18,4 @@ export PATH="$place/environment/bin:$PATH"
 ssgd --version
 ssgd doctor
 ssgd methods > methods.txt
-ssgd train digits phases=1 device=cpu out="$place/runs"
+ssgd train digits phases=1 lr=0.1 train_limit=100 device=cpu out="$place/runs"

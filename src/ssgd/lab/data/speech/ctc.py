@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ....core.building import has_kernels
+from ....kernels import has_kernels
 from ..faults import Unusable
 
 CHARACTERS = " 'ABCDEFGHIJKLMNOPQRSTUVWXYZ"
