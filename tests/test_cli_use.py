@@ -58,7 +58,7 @@ def test_a_text_that_has_changed_is_not_written_from(tmp_path, capsys):
     training = ["train", "words", *QUICK, "lr=1", "batch=2", f"data={data}", f"out={tmp_path}"]
     assert main(training) == 0
     assert said(capsys, "sample", run)
-    changed = f"ssgd: the text in {data} is no longer the one this was trained on: bring it back, or train anew"
+    changed = f"ssgd: the text in {data} is no longer the one this was trained on: bring it back, or train again"
     for words in (("a", "c", "b"), ("a", "b", "c", "d")):
         write(*words)
         assert main(["sample", str(run)]) == 2

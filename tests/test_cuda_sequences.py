@@ -18,10 +18,10 @@ from ssgd.lab.recipes import get
 from ssgd.lab.train import Execution, train
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.execution import set_up
-from ssgd.lab.train.graphs import GraphSteps
+from ssgd.lab.train.faster import GraphSteps
 from ssgd.lab.train.job import Sources
 from ssgd.lab.train.recipe import Recipe
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 
 try:
     import pytest

@@ -14,7 +14,8 @@ from torch.optim import SGD
 from ssgd import methods
 from ssgd.lab import models
 from ssgd.lab.recipes import get
-from ssgd.lab.train import Execution, Recipe, classify, train
+from ssgd.lab.train import Execution, Recipe, train
+from ssgd.lab.train.kinds import Images
 from ssgd.lab.train.steps import Step
 from ssgd.methods.dropconnect import DroppedWeights
 
@@ -29,7 +30,7 @@ def start(name, devices=4, **options):
     opt = method.build(SGD(net.parameters(), lr=0.1, momentum=0.9), net, **options)
     if name != "sgd":
         opt.as_ranks(devices)
-    return net, opt, Step(method, opt, net, classify.objective, nullcontext, torch.zeros(3), devices=devices)
+    return net, opt, Step(method, opt, net, Images.objective, nullcontext, torch.zeros(3), devices=devices)
 
 
 def batches(count=3, size=16):
@@ -78,7 +79,7 @@ def test_gradients_are_the_mean_over_devices_before_they_are_clipped():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
         opt = methods.get("sgd").build(SGD(net.parameters(), lr=1.0), net)
-        step = Step(methods.get("sgd"), opt, net, classify.objective, nullcontext, torch.zeros(3), clip, devices)
+        step = Step(methods.get("sgd"), opt, net, Images.objective, nullcontext, torch.zeros(3), clip, devices)
         before = net[1].weight.detach().clone()
         for batch in batches(1):
             step(*batch)

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from ssgd.lab.train import Recipe, RunDir, train
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 
 from .small_trainings import folder, small
 

@@ -19,12 +19,10 @@ import torch.distributed as dist
 from ssgd.lab import recipes
 from ssgd.lab.train import Execution, Recipe, compare, train
 from ssgd.lab.train.distributed import Ranks as Place
-from ssgd.lab.train.distributed import joined
-from ssgd.lab.train.engine import Stopped, alone, drive
+from ssgd.lab.train.distributed import fresh_part, joined
+from ssgd.lab.train.engine import Listener, Stopped, alone, drive
 from ssgd.lab.train.job import Job, Sources
-from ssgd.lab.train.progress import Progress
-from ssgd.lab.train.rendezvous import fresh_part
-from ssgd.lab.train.run import Diverged
+from ssgd.lab.train.running import Diverged
 
 from .by_hand import Weights, assert_bitwise, objects_of_every_rank
 from .nets import MARKERS
@@ -260,7 +258,7 @@ def stopped_after_the_first(rank: int, recipe: Recipe, out: Path) -> tuple[bool,
             return signal.SIGTERM if rank == 1 and jobs[0].over else None
 
         with pytest.raises(Stopped):
-            drive(jobs, 1, Sources(jobs[0].execution), Progress(shown=False), stop)
+            drive(jobs, 1, Sources(jobs[0].execution), Listener(), stop)
         return jobs[0].over, jobs[1].over
 
 

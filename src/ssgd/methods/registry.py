@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ..core.checks import did_you_mean
 from ..core.parallel import bare
 from ..core.passes import Point
 from ..core.point_optimizer import PointOptimizer
@@ -220,5 +221,6 @@ METHODS: dict[str, Method] = {method.name: method for method in _methods}
 def get(name: str) -> Method:
     """The method of that name."""
     if name not in METHODS:
-        raise ValueError(f"no method called {name!r}: use one of {', '.join(METHODS)}")
+        names = ", ".join(METHODS)
+        raise ValueError(f"no method called {name!r}: {did_you_mean(name, METHODS, f'use one of {names}')}")
     return METHODS[name]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 
+from ...core.checks import did_you_mean
 from ..train.recipe import Recipe
 from . import (
     baseline,
@@ -35,8 +35,7 @@ DATA = ("cifar10", "cifar100")
 def get(name: str) -> Recipe:
     """The recipe of that name."""
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"`ssgd recipes` lists all {len(RECIPES)}"
+        hint = did_you_mean(name, RECIPES, f"`ssgd recipes` lists all {len(RECIPES)}")
         raise ValueError(f"no recipe called {name!r}: {hint}")
     return RECIPES[name]()
 

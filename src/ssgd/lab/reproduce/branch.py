@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..train.execution import Execution, settled
+from ..train.execution import Execution, resolved
 from ..train.recipe import Recipe
 from ..train.rundir import RunDir, environment
 
@@ -23,14 +23,14 @@ def branch(stem: Recipe, recipe: Recipe, execution: Execution) -> None:
             f"{recipe.name} cannot go on from {stem.name}: only what comes after its phases may be another"
         )
     (seed,) = recipe.seeds
-    directory = RunDir(execution.place(recipe, seed))
+    directory = RunDir(execution.run_folder(recipe, seed))
     if directory.checkpoints.load() is not None or directory.result() is not None:
         return
-    origin = RunDir(execution.place(stem, seed))
+    origin = RunDir(execution.run_folder(stem, seed))
     saved = origin.checkpoints.load()
     if saved is None:
         raise ValueError(f"{recipe.name} goes on from {stem.name}, which has not been trained here: run that first")
-    directory.open(settled(recipe, execution.kind).to_json(), environment())
+    directory.open(resolved(recipe, execution.kind).to_json(), environment())
     directory.checkpoints.save(*saved)
     for row in origin.timings():  # the seconds of the whole training, as its passes are
         directory.add_timing(row)

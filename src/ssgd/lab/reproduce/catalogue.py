@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ...core.checks import did_you_mean
 from ..recipes import baseline as baselines
 from ..recipes import beyond, comparison, fig3, fig5, fig7, price, spectra, table1, table2, table3, table4, table5
 from ..recipes import front as fronts
@@ -24,8 +24,7 @@ HESSIANS = Picture("spectrum", "figA6", SPECTRA, samples=10_000)
 def get(name: str) -> Experiment:
     """The experiment of that name."""
     if name not in EXPERIMENTS:
-        near = difflib.get_close_matches(name, EXPERIMENTS, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(EXPERIMENTS)}"
+        hint = did_you_mean(name, EXPERIMENTS, f"use one of {', '.join(EXPERIMENTS)}")
         raise ValueError(f"no experiment called {name!r}: {hint}")
     return EXPERIMENTS[name]
 

@@ -12,13 +12,13 @@ from ..data.faults import Faults
 from ..data.image_files import listed
 from ..data.text import is_text
 from ..models import MODELS, build
+from ..train.building import check_kind
 from ..train.recipe import Recipe
-from ..train.run import check_kind
 
 METHODS = ("sgd", "ssgd", "split")  # what is compared where nothing else is asked for
 
 
-def own(model: str, data: str) -> Recipe:
+def custom(model: str, data: str) -> Recipe:
     """30 epochs and three seeds, the rate falling in a cosine; the batch fits the folder, the images fit the model."""
     known = MODELS.get(model)
     size = known.image_size if known and known.image_size else Recipe.image_size
