@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ssgd.lab.compilation import allow_many_compilations, compiled_for, start_compilers
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train import execution, train
 from ssgd.lab.train.execution import Execution, set_up
 

@@ -9,20 +9,20 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
+from ssgd.lab.recipes.beyond import LABELS, labels
+from ssgd.lab.recipes.price import CONTENDERS
+from ssgd.lab.report.cells import NOT_REPRODUCED, REPRODUCED, outcome
+from ssgd.lab.report.paper import parts, targets
+from ssgd.lab.report.runs import ANEW, read_runs
+from ssgd.lab.report.statistics import paired, t_quantile
 
 from ssgd.analysis.results import load
 from ssgd.analysis.spectrum import Spectrum
 from ssgd.cli.reproduce import add_arguments
 from ssgd.lab import reproduce
 from ssgd.lab.recipes import get
-from ssgd.lab.recipes.beyond import LABELS, labels
-from ssgd.lab.recipes.price import CONTENDERS
-from ssgd.lab.report.cells import NOT_REPRODUCED, REPRODUCED, outcome
 from ssgd.lab.report.charts import section
 from ssgd.lab.report.measured import read_measured
-from ssgd.lab.report.paper import parts, targets
-from ssgd.lab.report.runs import ANEW, read_runs
-from ssgd.lab.report.statistics import paired, t_quantile
 
 ROOT = Path(__file__).parent.parent
 

@@ -29,10 +29,10 @@ IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of
     "models": set(),
     "data": {"compilation"},
     "train": {"models", "data", "compilation", "columns", "safetensors"},
-    "recipes": {"models", "data", "train"},
+    "recipes": {"models", "data", "train", "experiments"},
     "solutions": {"models", "safetensors", "train"},
-    "reproduce": {"columns", "train", "recipes", "solutions"},
-    "report": set(),
+    "experiments": {"columns", "train", "solutions"},
+    "report": {"experiments"},
 }
 ALONE = {"report": {"files"}, "models": set()}  # rooms of the laboratory that know no more of the library than this
 ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "lab/train/__main__.py")  # they may know everything

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.safetensors import read_safetensors
 from ssgd.lab.train import compare, progress, train
 from ssgd.lab.train.run import Run

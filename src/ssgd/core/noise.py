@@ -13,6 +13,14 @@ from .checks import check_choice
 Fill = Callable[[Tensor, torch.Generator], object]
 
 
+def paper_level(a: float) -> float:
+    """Returns the paper's noise level ``a`` as the ratio ||n|| / ||w||: its 0.5 is 0.29.
+
+    The paper's level is read as the peak of uniform noise in units of the layer's rms, whose own rms is a / sqrt(3).
+    """
+    return a / 3**0.5
+
+
 @dataclass(frozen=True)
 class Distribution:
     """How a layer's noise is drawn.

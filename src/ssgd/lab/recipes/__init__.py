@@ -1,5 +1,1 @@
-"""The paper's experiments as functions that return a Recipe, one file a table or figure, and all of them by name."""
-
-from .registry import RECIPES, get, listing
-
-__all__ = ["RECIPES", "get", "listing"]
+"""From words on a command line, or your own model and images, to a recipe."""

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
+from ..experiments.catalogue import get
 from ..train.execution import Execution
 from ..train.recipe import Recipe, override
 from ..train.rundir import RunDir
 from . import own
-from .registry import get
 
 
 def from_changes(name: str, changes: Sequence[str]) -> tuple[Recipe, Execution]:

@@ -15,7 +15,7 @@ from ..models import MODELS, build
 from ..train.recipe import Recipe
 from ..train.run import check_kind
 
-METHODS = ("sgd", "ssgd", "split")  # what is compared where nothing else is asked for
+METHODS = ("base", "both", "split")  # what is compared where nothing else is asked for
 
 
 def own(model: str, data: str) -> Recipe:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..recipes import listing
+from ..experiments.catalogue import listing
 from ..recipes.configure import from_changes
 from .terminal import ended, show
 

@@ -53,7 +53,7 @@ class Recipe:
     bad: str = "raise"
     """A row or file of the data that cannot be used ends the training (raise) or is left out and counted (skip)."""
 
-    method: str = "sgd"
+    method: str = "base"
     """A name of ssgd.methods (`ssgd methods`)."""
     level: float | None = None
     """The method's first setting: noise level, SAM's rho, …; None: the method's default."""
@@ -154,7 +154,7 @@ class Recipe:
 
     def check_method(self) -> None:
         """Before a training, whose row would have the name of a method, or a cost, that is not its own."""
-        if self.method != "sgd" and all(phase.method != self.method for phase in self.schedule.phases):
+        if self.method != "base" and all(phase.method != self.method for phase in self.schedule.phases):
             raise ValueError(
                 f"method={self.method} trains none of phases={self.phases}: mark some with S, or leave the method out"
             )
@@ -201,7 +201,7 @@ class Recipe:
         changed = override(self, changes)
         if changed.level not in (None, self.level) and not registry.get(changed.method).settings:
             raise ValueError(
-                f"{changed.method} has no level to set to {changed.level:g}: give a method too, such as method=ssgd:0.2"
+                f"{changed.method} has no level to set to {changed.level:g}: give a method too, such as method=both:0.2"
             )
         return changed
 
@@ -234,12 +234,6 @@ class Recipe:
         return "\n".join([*lines, f"# {schedule}", f"# {cost}", *self._remarks()])
 
     def _remarks(self) -> Iterable[str]:
-        for name, level in dict.fromkeys((phase.method, phase.level) for phase in self.schedule.phases):
-            method = registry.get(name)
-            a = method.settled_level(level, self.distribution)
-            if self.distribution == "uniform" and method.takes_distribution() and a is not None:
-                ratio = a / 3**0.5
-                yield f"# {name}: level {a:g} of distribution uniform is a noise of {ratio:.2g} of the weights' norm"
         settings = registry.get(self.method).settings
         if settings and self.level is not None and self.level > 2 * settings[0].high:
             low, high = settings[0].low, settings[0].high

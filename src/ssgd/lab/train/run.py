@@ -321,7 +321,7 @@ class Run:
         options: dict[str, Any] = {}
         if self.method.settings and self.method.transform is None:
             options = dict(self.recipe.settings) if phase.method == self.recipe.method else {}
-            options[self.method.settings[0].name] = self.method.settled_level(phase.level, self.recipe.distribution)
+            options[self.method.settings[0].name] = self.method.settled_level(phase.level)
         if self.method.make is SAM:
             options |= self._perturbation_options()
         if isinstance(self.method.make, type) and issubclass(self.method.make, Noisy):

@@ -25,10 +25,10 @@ TIMED_OUT = 124  # as the command timeout has it
 def show(recipes: Recipe | Sequence[Recipe], execution: Execution) -> int:
     """Train, and print what came out: 1 if a run failed."""
     recipes = [recipes] if isinstance(recipes, Recipe) else list(recipes)
-    if all(recipe.method == "sgd" and "S" in recipe.phases for recipe in recipes):  # beside others it is their control
+    if all(recipe.method == "base" and "S" in recipe.phases for recipe in recipes):  # beside others it is their control
         raise ValueError(
-            f"phases={recipes[0].phases} marks with S what the method trains, and method=sgd is plain SGD: "
-            "give another, such as method=ssgd:0.25"
+            f"phases={recipes[0].phases} marks with S what the method trains, and method=base is plain SGD: "
+            "give another, such as method=both:0.29"
         )
     for recipe in recipes:
         models.check_name(recipe.model)

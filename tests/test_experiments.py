@@ -12,17 +12,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ssgd import paper_level
 from ssgd.analysis import results as analysis
 from ssgd.analysis.spectrum import Spectrum
 from ssgd.analysis.surface import Surface
 from ssgd.cli.main import main
-from ssgd.lab.recipes import RECIPES, beyond, get, price, table2
-from ssgd.lab.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan, wording
-from ssgd.lab.reproduce.branch import branch
-from ssgd.lab.reproduce.experiment import Picture
-from ssgd.lab.reproduce.identity import identity
-from ssgd.lab.reproduce.planning import expected_seconds, longest_first
-from ssgd.lab.reproduce.scales import smoke
+from ssgd.lab.experiments import (
+    EXPERIMENTS,
+    SCALES,
+    Picture,
+    Results,
+    experiment,
+    experiments,
+    get,
+    names,
+    plan,
+    questions,
+    wording,
+)
+from ssgd.lab.experiments.cells import smoke
+from ssgd.lab.experiments.identity import identity
+from ssgd.lab.experiments.planning import expected_seconds, longest_first
+from ssgd.lab.experiments.rows import Row
+from ssgd.lab.experiments.running import branch, carry_out
 from ssgd.lab.safetensors import read_safetensors
 from ssgd.lab.train import Execution, Recipe, train
 from ssgd.lab.train.engine import Stopped
@@ -50,7 +62,10 @@ NEEDED |= {"passes", "seconds", "scale", "device", "versions", "commit", "recipe
 
 def row_of(recipe, seed=0, **more):
     recipe = settled(replace(recipe, seeds=(seed,)), "cpu")
-    return {"experiment": recipe.name, "seed": seed, "recipe": recipe.to_json(), **more}
+    told = {name: getattr(recipe, name) for name in ("model", "data", "method", "phases")}
+    return Row(
+        {"experiment": recipe.name, "seed": seed, "recipe": recipe.to_json(), **told, "test_accuracy": 50.0, **more}
+    )
 
 
 def written(name):
@@ -74,31 +89,60 @@ def shared(tmp_path_factory):
 def test_every_table_and_figure_of_the_paper_has_an_experiment():
     tables = [*(f"table{n}" for n in (1, 2, 3, 4, 5)), "tableA1", "tableA2"]
     figures = [*(f"fig{n}" for n in range(2, 8)), *(f"figA{n}" for n in range(1, 7))]
-    ours = ["baseline", "level", "setting", "price", "tune", "front", "beyond"]
-    assert list(EXPERIMENTS) == [*tables, *figures, "comparison", *ours]
+    ours = ["baseline", "split", "noise_units", "ablations", "equal_cost", "tune", "front", "other_tasks"]
+    assert {one.name for one in experiments() if one.part} == {*tables, *figures, "comparison"}
+    assert [one.name for one in experiments() if not one.part] == ours
+    assert [one.name for one in experiments()] == list(EXPERIMENTS)
+
+
+def test_a_name_is_one_training_wherever_it_stands():
+    known = {}
+    for one in experiments():
+        for cell in (*one.cells, *one.also):
+            if cell.make is not None:
+                assert known.setdefault(cell.name, cell.recipe) == cell.recipe, (one.name, cell.name)
+
+
+def test_a_recipe_is_built_when_it_is_asked_for(monkeypatch):
+    for make in EXPERIMENTS.values():
+        make.cache_clear()
+    built = []
+    monkeypatch.setattr("ssgd.lab.experiments.cells.replace", lambda recipe, **names: built.append(names) or recipe)
+    assert len(names()) > 500 and not built
+    get("table1/cifar10/75-25S-25S")
+    assert built == [{"name": "table1/cifar10/75-25S-25S"}]
+    for make in EXPERIMENTS.values():
+        make.cache_clear()
+
+
+def test_levels_of_the_paper_are_ratios_of_norms():
+    assert paper_level(0.5) == 0.5 / math.sqrt(3)
+    assert get("table2/cifar10/resnet20/both-0.29").level == get("fig3/smoothout/0.29").level == paper_level(0.5)
+    assert get("noise_units/sphere/0.5").level == 0.5
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_paper_recipes_have_names_and_smaller_scales_do_less(name):
-    runs = {scale: plan(EXPERIMENTS[name], scale, Results("nowhere")).runs for scale in SCALES}
+    runs = {scale: plan(experiment(name), scale, Results("nowhere")).runs for scale in SCALES}
     for run in runs["paper"]:
         assert replace(run.recipe, seeds=get(run.recipe.name).seeds) == get(run.recipe.name)
     known = {(identity(run.recipe), run.seed) for run in runs["paper"]}
-    if name != "table3":  # which is shortened
-        assert {(identity(run.recipe), run.seed) for run in runs["small"]} <= known
+    assert {(identity(run.recipe), run.seed) for run in runs["small"]} <= known
     passes = [sum(run.passes for run in runs[scale]) for scale in SCALES]
     assert passes[0] < passes[1] <= passes[2] and len(runs["smoke"]) <= len(runs["small"]) <= len(runs["paper"])
 
 
 def test_the_papers_number_of_runs():
-    counted = {name: len(plan(EXPERIMENTS[name], "paper", Results("nowhere")).runs) for name in EXPERIMENTS}
+    counted = {name: len(plan(experiment(name), "paper", Results("nowhere")).runs) for name in EXPERIMENTS}
     assert counted["table1"] == 2 * 5 * 5 and counted["table2"] == 2 * 6 * 3 * 5 == 2 * counted["tableA1"]
     assert counted["fig3"] == (4 * 10 + 2) * 5 and counted["figA1"] == (6 * 10 + 2) * 5
-    assert counted["level"] == (1 + 2 * 10) * 3 and counted["baseline"] == 2 * 3 * 3
-    assert counted["setting"] == 5 * 3 * 3 * 3  # nets, decays, methods, seeds
+    assert counted["noise_units"] == (1 + 2 * 10) * 3 and counted["baseline"] == 2 * 3 * 3
+    assert counted["ablations"] == 5 * 3 * 3 * 3  # nets, decays, methods, seeds
 
 
-@pytest.mark.parametrize("name", ["table1/cifar100/75-25S-25S", "fig5/ssgdr/4096", "fig3/conv/0.5", "table5/large/sgd"])
+@pytest.mark.parametrize(
+    "name", ["table1/cifar100/75-25S-25S", "fig5/both-sgdr/4096", "fig3/conv/0.29", "table5/large/base"]
+)
 def test_smoke_keeps_methods_and_phases(name):
     recipe, short = get(name), smoke(get(name))
     ways = [dict.fromkeys((phase.method, phase.level) for phase in r.schedule.phases) for r in (recipe, short)]
@@ -109,7 +153,7 @@ def test_smoke_keeps_methods_and_phases(name):
     assert short.schedule.epochs <= 3 and short.name == name.replace("/", "/smoke/", 1)
 
 
-SPLIT_IN_TWO = Recipe(method="ssgd", phases="2-1-2S", lr=(0.1,))  # noise goes by the number of its phase
+SPLIT_IN_TWO = Recipe(method="both", phases="2-1-2S", lr=(0.1,))  # noise goes by the number of its phase
 CLIMBS_AT_LAST = Recipe(phases="2-2(sam:0.1)", lr=(0.1,))
 DROPPED_AT_LAST = Recipe(phases="2-2(dropconnect:0.3)", lr=(0.1,))
 
@@ -120,15 +164,16 @@ DROPPED_AT_LAST = Recipe(phases="2-2(dropconnect:0.3)", lr=(0.1,))
 @pytest.mark.parametrize(
     ("a", "b", "same"),
     [
-        (get("table1/cifar100/75-50-50"), get("table2/cifar100/resnet20/sgd"), True),
-        (get("fig3/all/0.4"), get("table2/cifar100/resnet20/ssgd-0.4"), True),
-        (Recipe(method="ssgd"), Recipe(method="ssgd", level=0.25, phases="75S-50S-50S"), True),
+        (get("table1/cifar100/75-50-50"), get("table2/cifar100/resnet20/base"), True),
+        (get("fig3/all/0.23"), get("table2/cifar100/resnet20/both-0.23"), True),
+        (Recipe(method="smoothout"), Recipe(method="smoothout", distribution="uniform"), True),
+        (Recipe(method="both"), Recipe(method="both", level=0.29, phases="75S-50S-50S"), True),
         (Recipe(distribution="sphere", perturb="conv"), Recipe(distribution="uniform"), True),
         (Recipe(), Recipe(seeds=(3,), evaluate_every=5), True),
         (Recipe(), Recipe(level=0.3), True),  # SGD has none
         (Recipe(), Recipe(lr=(0.2, 0.02, 0.002), lr_for_batch=256), True),
-        (get("beyond/ptb-large/base"), get("table5/large/sgd"), True),
-        (Recipe(method="ssgd", phases="5S-5S", lr=(0.1,)), Recipe(method="ssgd", phases="10", lr=(0.1,)), False),
+        (get("other_tasks/ptb-large/base"), get("table5/large/base"), True),
+        (Recipe(method="both", phases="5S-5S", lr=(0.1,)), Recipe(method="both", phases="10", lr=(0.1,)), False),
         (Recipe(phases="5-5", lr=(0.1, 0.01)), Recipe(phases="10", lr=(0.1,)), False),
         (Recipe(phases="5-5", lr=(0.1, 0.01)), Recipe(phases="10", lr=(0.01,)), False),
         (Recipe(phases="5-5", lr=(0.1,)), Recipe(phases="10", lr=(0.1,)), True),
@@ -140,14 +185,14 @@ DROPPED_AT_LAST = Recipe(phases="2-2(dropconnect:0.3)", lr=(0.1,))
         (get("comparison/dropconnect"), get("comparison/dropconnect-conv"), False),
         (DROPPED_AT_LAST, replace(DROPPED_AT_LAST, perturb="conv"), False),
         (Recipe(), Recipe(method="halves"), False),
-        (Recipe(method="ssgd"), Recipe(method="ssgd", distribution="uniform"), False),
-        (Recipe(method="ssgd"), Recipe(method="ssgd", perturb="conv"), False),
+        (Recipe(method="both"), Recipe(method="both", distribution="uniform"), False),
+        (Recipe(method="both"), Recipe(method="both", perturb="conv"), False),
         (Recipe(method="sam"), Recipe(method="sam", perturb="conv"), False),
         (Recipe(method="sam"), Recipe(method="sam", bn_stats="first"), False),
         (Recipe(method="sam"), Recipe(method="sam", distribution="uniform"), True),
         (SPLIT_IN_TWO, replace(SPLIT_IN_TWO, distribution="uniform"), False),
         (CLIMBS_AT_LAST, replace(CLIMBS_AT_LAST, bn_stats="first"), False),
-        (Recipe(method="ssgd"), Recipe(method="ssgd", phases="75-50S-50S"), False),
+        (Recipe(method="both"), Recipe(method="both", phases="75-50S-50S"), False),
         (Recipe(method="m-arwp"), Recipe(method="m-arwp", settings={"share": 0.3}), False),
     ],
 )
@@ -158,9 +203,9 @@ def test_recipes_are_the_same_training_whatever_they_are_called(a, b, same):
 def test_the_committed_baseline_counts_wherever_it_occurs():
     results = Results(COMMITTED)
     assert not results.skipped
-    assert not plan(EXPERIMENTS["baseline"], "paper", results).to_do
-    done = [run.name for run in plan(EXPERIMENTS["table2"], "paper", results).runs if not run.to_do]
-    assert {f"table2/{data}/resnet20/sgd/seed-{n}" for data in ("cifar10", "cifar100") for n in range(3)} <= {*done}
+    assert not plan(experiment("baseline"), "paper", results).to_do
+    done = [run.name for run in plan(experiment("table2"), "paper", results).runs if not run.to_do]
+    assert {f"table2/{data}/resnet20/base/seed-{n}" for data in ("cifar10", "cifar100") for n in range(3)} <= {*done}
 
 
 def test_a_precision_that_is_asked_for_must_be_that_of_the_row(tmp_path):
@@ -180,9 +225,10 @@ def test_a_curve_that_is_needed_must_be_whole(tmp_path):
     assert [len(plan(made_of(recipe, curves=c), "paper", Results(tmp_path)).to_do) for c in (True, False)] == [0, 0]
 
 
-def test_a_row_that_lacks_what_a_plan_needs_is_no_fault(tmp_path, capsys):
+def test_a_row_that_lacks_what_a_plan_needs_is_passed_over(tmp_path, capsys):
     row = {"recipe": {"name": "x", "data": "digits", "model": "small-cnn"}, "seed": 0}
     (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
+    assert Results(tmp_path).skipped == ["x.jsonl, line 1: has no experiment"]
     words = ["reproduce", "fig4", "--scale", "smoke", "--plan", "--results", str(tmp_path)]
     assert main(words) == 0 and "to do" in capsys.readouterr().out
     assert main([*words, "--limit", "-1"]) != 0 and "limit must be a whole number" in capsys.readouterr().err
@@ -193,7 +239,7 @@ def test_a_torn_line_is_passed_over_and_never_touched(tmp_path):
     before = json.dumps(row_of(tiny())).encode() + b'\n["no row"]\n{"experiment": "te'
     file.write_bytes(before)
     results = Results(tmp_path)
-    assert len(results.rows) == 1 and [place.rpartition(" ")[2] for place in results.skipped] == ["2", "3"]
+    assert len(results.rows) == 1 and [told.partition(":")[0][-1] for told in results.skipped] == ["2", "3"]
     results.append("test", row_of(tiny(), seed=1))
     assert file.read_bytes().startswith(before + b"\n") and file.read_bytes().endswith(b"}\n")
     assert [Results(tmp_path).find(tiny(), seed) is not None for seed in (0, 1, 2)] == [True, True, False]
@@ -228,7 +274,7 @@ def test_a_row_of_another_version_is_passed_over(tmp_path):
 
 
 def test_the_expected_time_comes_from_rows_of_the_same_net_and_device():
-    recipes = tiny(method="ssgd"), tiny("large", model="resnet20")
+    recipes = tiny(method="both"), tiny("large", model="resnet20")
     runs = plan(made_of(*recipes), "paper", Results("nowhere")).runs
     assert [(run.passes, run.work) for run in runs] == [(2, 200), (1, 100)]
     told = {"model": "small-cnn", "passes": 4.0, "recipe": tiny().to_json()}  # 400 images
@@ -259,11 +305,13 @@ FAR = ("b", {"data": "nowhere"})
 
 
 def test_side_by_side_the_longest_begin_first_and_unknown_nets_before_them(here, monkeypatch):
-    recipes = tiny("a", seeds=(0, 1)), tiny("b", method="ssgd", seeds=(0, 1)), tiny("c", model="resnet20")
+    recipes = tiny("a", seeds=(0, 1)), tiny("b", method="both", seeds=(0, 1)), tiny("c", model="resnet20")
     results = Results("results")
     found = plan(made_of(*recipes), "paper", results)
     begun = []
-    monkeypatch.setattr("ssgd.lab.reproduce.on_ray.train_on_ray", lambda runs, *_: begun.append([r.name for r in runs]))
+    monkeypatch.setattr(
+        "ssgd.lab.experiments.on_ray.train_on_ray", lambda runs, *_: begun.append([r.name for r in runs])
+    )
     carry_out(found, here, results, on="ray")
     known = {"model": "small-cnn", "passes": 1.0, "device": "cpu", "seconds": 1.0, "at_once": 1}
     results.rows.append({**known, "recipe": tiny().to_json()})
@@ -275,26 +323,26 @@ def test_side_by_side_the_longest_begin_first_and_unknown_nets_before_them(here,
     assert begun == [[*b, *a, *c], [*c, *b, *a], [*b, *c, *a], ["test/b", "test/c", "test/a"]]
 
 
-def test_price_takes_its_levels_from_those_that_tune_tries():
-    tuned = {get(name).level for name in RECIPES if name.startswith("tune/cifar100/resnet20/split-")}
-    assert tuned == {0.17, 0.26, 0.43}
+def test_equal_cost_takes_its_levels_from_those_that_tune_tries():
+    tuned = {get(name).level for name in names() if name.startswith("tune/cifar100/resnet20/split-")}
+    assert tuned == {paper_level(a) for a in (0.17, 0.26, 0.43)}
     rows = map(json.loads, (COMMITTED / "tune.jsonl").read_text().splitlines())
     best = max((row for row in rows if row["method"] == "split"), key=lambda row: row["test_accuracy"])
-    assert [level for method, level in price.CONTENDERS.values() if method == "split"] == [best["level"]] * 2
-    for method, level in price.CONTENDERS.values():
-        assert method not in ("sam", "asam") or level in price.TUNED[method]
-    for label, (method, level) in price.CONTENDERS.items():
-        recipe = get(f"price/cifar10/vgg16/{label}")
-        assert (recipe.method, recipe.level, recipe.distribution, recipe.held_out) == (method, level, "uniform", 0)
-        assert 0 not in recipe.seeds and get("tune/cifar10/vgg16/sgd").seeds == (0,)
+    assert best["level"] == questions.SPLIT
+    for label, (method, level, phases) in questions.CONTENDERS.items():
+        assert method not in ("sam", "asam") or level in questions.TUNED[method][2]
+        recipe = get(f"equal_cost/cifar10/vgg16/{label}")
+        assert (recipe.method, recipe.level, recipe.phases) == (method, level, phases)
+        assert (recipe.distribution, recipe.held_out) == ("uniform", 0)
+        assert 0 not in recipe.seeds and get("tune/cifar10/vgg16/base").seeds == (0,)
 
 
 def test_front_states_every_level_of_noise_as_a_ratio_of_norms():
-    recipes = [run.recipe for run in plan(EXPERIMENTS["front"], "paper", Results("nowhere")).runs]
+    recipes = [run.recipe for run in plan(experiment("front"), "paper", Results("nowhere")).runs]
     assert {(recipe.distribution, recipe.held_out, recipe.seeds) for recipe in recipes} == {("sphere", 5000, (0,))}
     told = {recipe.name.rpartition("/")[2]: (recipe.method, recipe.level, recipe.weight_decay) for recipe in recipes}
-    assert told["noise-halves-0.25"] == ("noise-halves", 0.25, 5e-4) and told["ssgd-0.17"] == ("ssgd", 0.17, 5e-4)
-    assert told["sgd-decay-2e-3"] == ("sgd", None, 2e-3)
+    assert told["one-sided-halves-0.25"] == ("one-sided-halves", 0.25, 5e-4)
+    assert told["both-0.17"] == ("both", 0.17, 5e-4) and told["base-decay-2e-3"] == ("base", None, 2e-3)
 
 
 def test_a_plan_says_all_before_anything_is_done(here, capsys):
@@ -308,14 +356,14 @@ def test_a_plan_says_all_before_anything_is_done(here, capsys):
     )
     shown = capsys.readouterr().out
     assert "2 seeds (the paper's: 5 seeds)" in shown and "6 runs, 0 done" in shown
-    assert re.search(r"^table2/cifar100/vgg6/ssgd-0.7 +1 +350$", shown, re.MULTILINE)
-    both = plan(EXPERIMENTS["table2"], "small", Results("results"), only=("vgg6/*/seed-1", "wrn28-2/sgd/seed-0"))
+    assert re.search(r"^table2/cifar100/vgg6/both-0.4 +1 +350$", shown, re.MULTILINE)
+    both = plan(experiment("table2"), "small", Results("results"), only=("vgg6/*/seed-1", "wrn28-2/base/seed-0"))
     assert len(both.runs) == 6 + 2
-    words = ["reproduce", "price", "--plan", "--device", "cpu", "--only", "price/cifar100/resnet20/*"]
-    words += ["--limit", str(len(price.CONTENDERS) + 1)]
+    words = ["reproduce", "equal_cost", "--plan", "--device", "cpu", "--only", "equal_cost/cifar100/resnet20/*"]
+    words += ["--limit", str(len(questions.CONTENDERS) + 1)]
     assert main(words) == 0
-    listed = re.findall(r"^price/cifar100/resnet20/(\S+) +([\d, ]+?) +\d+$", capsys.readouterr().out, re.MULTILINE)
-    assert dict(listed) == {**dict.fromkeys(price.CONTENDERS, "1"), "sgd": "1, 2"}
+    listed = re.findall(r"^equal_cost/cifar100/resnet20/(\S+) +([\d, ]+?) +\d+$", capsys.readouterr().out, re.MULTILINE)
+    assert dict(listed) == {**dict.fromkeys(questions.CONTENDERS, "1"), "base": "1, 2"}
     assert not list(Path().iterdir())
 
 
@@ -330,13 +378,13 @@ def test_a_plan_counts_the_rows_there_are(here, capsys):
 
 def test_an_unknown_scale_gets_a_sentence():
     with pytest.raises(ValueError, match="scale must be one of 'smoke', 'small', 'paper', not 'tiny'"):
-        plan(EXPERIMENTS["fig4"], "tiny", Results("nowhere"))
+        plan(experiment("fig4"), "tiny", Results("nowhere"))
 
 
 def test_an_unknown_name_gets_a_sentence(here, capsys):
     assert main(["reproduce", "tabel2"]) == 2
     assert "no experiment called 'tabel2': did you mean table2" in capsys.readouterr().err
-    assert main(["reproduce", "fig4", "--only", "sgd", "typo", "--device", "cpu"]) == 2
+    assert main(["reproduce", "fig4", "--only", "base", "typo", "--device", "cpu"]) == 2
     shown = capsys.readouterr()
     assert "no run of fig4 has 'typo' in its name, such as table2/cifar10/resnet20/" in shown.err and not shown.out
     assert main(["reproduce", "fig4", "--scale", "smoke", "--device", "cpu", "--limit", "0"]) == 2
@@ -353,41 +401,41 @@ def test_every_experiment_runs_in_seconds_and_again_at_no_cost(name, shared, mon
     assert main(words) == 0
     assert "nothing is missing" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in shared.rglob("*")}
-    monkeypatch.setattr("ssgd.lab.reproduce.running.compare", None)
+    monkeypatch.setattr("ssgd.lab.experiments.running.compare", None)
     assert main(words) == 0
     assert " 0 to do" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in shared.rglob("*")} == before
-    experiment, results = EXPERIMENTS[name], Results("results")
-    for run in plan(experiment, "smoke", results).runs:
+    one, results = experiment(name), Results("results")
+    for run in plan(one, "smoke", results).runs:
         row = results.find(run.recipe, run.seed)
         assert row.keys() >= NEEDED and row["scale"] == "smoke"
         assert len(row["curve"]) == row["epochs"] and "loss" in row["curves"]
-    if experiment.picture is not None:
-        kind = Spectrum if experiment.picture.kind == "spectrum" else Surface
-        labels = experiment.picture.of if kind is Spectrum else [experiment.picture.kind]
+    if one.picture is not None:
+        kind = Spectrum if one.picture.kind == "spectrum" else Surface
+        labels = one.picture.of if kind is Spectrum else [one.picture.kind]
         for label in labels:
-            found = analysis.load(kind, f"results/{experiment.picture.folder}/smoke/{label}")
+            found = analysis.load(kind, f"results/{one.picture.folder}/smoke/{label}")
             assert np.isfinite(found.values if kind is Spectrum else found.losses).all()
             if kind is Surface:
-                assert found.names == list(experiment.picture.of.values())
+                assert found.names == list(one.picture.of.values())
 
 
 def test_a_mixture_tells_the_distribution_of_its_noise_whatever_comes_last(shared, monkeypatch):
     monkeypatch.chdir(shared)
     assert main(["reproduce", "table1", "--scale", "smoke", "--device", "cpu"]) == 0
-    runs = plan(EXPERIMENTS["table1"], "smoke", Results("results")).runs  # some were made under another name
+    runs = plan(experiment("table1"), "smoke", Results("results")).runs  # some were made under another name
     distributions = {(run.row["method"], run.row["phases"]): run.row["distribution"] for run in runs}
     assert (
-        distributions["ssgd", "1-1S-1"] == distributions["ssgd", "1-1-1S"] == "uniform"
-        and distributions["sgd", "1-1-1"] is None
+        distributions["both", "1-1S-1"] == distributions["both", "1-1-1S"] == "uniform"
+        and distributions["base", "1-1-1"] is None
     )
 
 
 def test_speech_keeps_what_figure_6_draws(shared, monkeypatch):
     monkeypatch.chdir(shared)
     assert main(["reproduce", "fig6", "--scale", "smoke", "--device", "cpu"]) == 0
-    rows = [run.row for run in plan(EXPERIMENTS["fig6"], "smoke", Results("results")).runs]
-    assert {row["method"] for row in rows} == {"sgd", "ssgd"}
+    rows = [run.row for run in plan(experiment("fig6"), "smoke", Results("results")).runs]
+    assert {row["method"] for row in rows} == {"base", "both"}
     assert all(len(row["curves"][name]) == 2 for row in rows for name in ("loss", "valid_cer"))
 
 
@@ -406,7 +454,7 @@ def test_a_few_runs_at_a_time_seed_by_seed(here):
         assert carry_out(plan(experiment, "paper", results), here, results, limit=max(1, count // 2)) == {}
         rows = written("test")
         assert len(rows) == count
-    assert [(row["method"], row["seed"]) for row in rows] == [("sgd", 0), ("split", 0), ("sgd", 1), ("split", 1)]
+    assert [(row["method"], row["seed"]) for row in rows] == [("base", 0), ("split", 0), ("base", 1), ("split", 1)]
     assert [run.seed for run in plan(experiment, "paper", results, seeds=[7, 8]).to_do] == [7, 7, 8, 8]
 
 
@@ -420,7 +468,8 @@ def test_a_row_that_a_crash_has_swallowed_is_written_from_the_folder(here, monke
 
 def test_a_run_that_fails_does_so_alone_and_is_told(here, monkeypatch, capsys):
     bad = replace(tiny("bad"), phases="3", lr=(1e6,))
-    monkeypatch.setitem(EXPERIMENTS, "test", made_of(bad, tiny("good"), tiny("far", data="nowhere")))
+    made = made_of(bad, tiny("good"), tiny("far", data="nowhere"))
+    monkeypatch.setitem(EXPERIMENTS, "test", lambda: made)
     assert main(["reproduce", "test", "--device", "cpu"]) == 1
     shown = capsys.readouterr()
     bad = r"^test/bad/seed-0 failed: the (test )?loss is \w+ after epoch \d: lower lr"
@@ -442,7 +491,7 @@ def test_runs_of_two_precisions_take_turns(here):
 def test_minutes_are_those_of_all_runs_and_the_same_command_goes_on(here, monkeypatch):
     experiment = made_of(tiny("a", precision="bf16"), tiny("b", precision="fp32"))
     plain = time.monotonic
-    monkeypatch.setattr("ssgd.lab.reproduce.running.time.monotonic", lambda: plain() + 200 * len(written_so_far()))
+    monkeypatch.setattr("ssgd.lab.experiments.running.time.monotonic", lambda: plain() + 200 * len(written_so_far()))
     for count in (1, 2):  # a clock that jumps when a run has ended
         results = Results("results")
         todo = plan(experiment, "paper", results)
@@ -462,7 +511,7 @@ def test_a_command_whose_time_is_up_says_so(here, capsys):
     assert main([*words, "--minutes", "1e-9"]) == 124
     assert "the time is up; all is saved. The same command goes on: " in capsys.readouterr().err
     assert not Path("results/fig4.jsonl").exists()
-    assert main(words) == 0 and len(written("fig4")) == len(plan(EXPERIMENTS["fig4"], "smoke", Results("x")).runs)
+    assert main(words) == 0 and len(written("fig4")) == len(plan(experiment("fig4"), "smoke", Results("x")).runs)
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
@@ -470,25 +519,26 @@ def test_a_command_whose_time_is_up_says_so(here, capsys):
 
 def lined():
     """Two runs, neither of which goes on from the other, and the line between them."""
-    recipes = [smoke(table2.table2("cifar100", "resnet20", level)) for level in (None, 0.5)]
-    picture = Picture("line", "fig2", {"sgd": "SGD", "ssgd-0.5": "S-SGD"})
-    return Experiment("test", "nowhere", "two runs", lambda scale: recipes, picture)
+    picture = Picture("line", "fig2", {"base": "SGD", "both-0.29": "S-SGD"})
+    recipes = [smoke(get(f"table2/cifar100/resnet20/{label}")) for label in picture.of]
+    return made_of(*recipes, picture=picture)
 
 
 def test_figures_2_and_7_are_of_the_same_solutions():
-    line, plane = EXPERIMENTS["fig2"], EXPERIMENTS["fig7"]
-    assert line.recipes("paper") == plane.recipes("paper") and line.stem == plane.stem
+    line, plane = experiment("fig2"), experiment("fig7")
+    known = [{one.name: one for one in drawn.recipes("paper")} for drawn in (line, plane)]
+    assert known[0] == known[1] and line.stem == plane.stem
     assert set(line.picture.of) == set(plane.picture.of) - {plane.stem}
 
 
 def test_a_picture_takes_the_weights_of_an_equal_run_and_trains_again_without_them(here):
     results, fig2 = Results("results"), lined()
-    sgd = next(recipe for recipe in fig2.recipes("smoke") if recipe.method == "sgd")
+    sgd = next(recipe for recipe in fig2.recipes("smoke") if recipe.method == "base")
     assert carry_out(plan(made_of(replace(sgd, name="test/same")), "paper", results), here, results) == {}
-    assert [run.label for run in plan(fig2, "smoke", results).to_do] == ["ssgd-0.5"]
+    assert [run.label for run in plan(fig2, "smoke", results).to_do] == ["both-0.29"]
     shutil.rmtree("runs")
     found = plan(fig2, "smoke", results)
-    assert [run.label for run in found.to_do] == ["sgd", "ssgd-0.5"]
+    assert [run.label for run in found.to_do] == ["base", "both-0.29"]
     assert carry_out(found, here, results) == {}
     assert Path("results/fig2/smoke/line.npz").exists() and not plan(fig2, "smoke", results).pictures
     made = [row["experiment"] for row in results.rows]  # a row for each run, also of the training that was made twice
@@ -499,7 +549,7 @@ def test_a_picture_takes_the_weights_of_an_equal_run_and_trains_again_without_th
 
 
 def test_an_equal_runs_weights_are_looked_for_below_out_and_only_where_nothing_is_branched(here):
-    results, recipe, picture = Results("results"), tiny(), EXPERIMENTS["fig2"].picture
+    results, recipe, picture = Results("results"), tiny(), experiment("fig2").picture
     results.append("x", row_of(replace(recipe, name="test/same")))
 
     def planned(**more):
@@ -516,10 +566,10 @@ def test_an_equal_runs_weights_are_looked_for_below_out_and_only_where_nothing_i
 
 
 def test_a_branch_ends_as_if_it_had_been_trained_from_the_start(here):
-    recipes = {recipe.name.rpartition("/")[2]: recipe for recipe in EXPERIMENTS["fig7"].recipes("smoke")}
+    recipes = {recipe.name.rpartition("/")[2]: recipe for recipe in experiment("fig7").recipes("smoke")}
     results = Results("results")
-    assert carry_out(plan(EXPERIMENTS["fig7"], "smoke", results), here, results) == {}
-    for label in ("sgd-f", "ssgd"):
+    assert carry_out(plan(experiment("fig7"), "smoke", results), here, results) == {}
+    for label in ("base-f", "both"):
         recipe = recipes[label]
         whole = replace(here, out="whole")
         train(recipe, whole)
@@ -567,12 +617,11 @@ def test_a_run_that_diverges_has_a_row_and_is_not_made_again(here, capsys):
 
 
 def test_a_picture_of_what_diverged_is_not_waited_for(here):
-    recipes = lined().recipes("smoke")
-    worse = [replace(recipe, lr=(1e6,) * len(recipe.lr)) if recipe.method == "ssgd" else recipe for recipe in recipes]
-    experiment = replace(lined(), recipes=lambda scale: worse)
-    results = Results("results")
-    assert len(carry_out(plan(experiment, "smoke", results), here, results)) == 1
-    again = plan(experiment, "smoke", Results("results"))
+    recipes = lined().recipes("paper")
+    worse = [replace(recipe, lr=(1e6,) * len(recipe.lr)) if recipe.method == "both" else recipe for recipe in recipes]
+    drawn, results = made_of(*worse, picture=lined().picture), Results("results")
+    assert len(carry_out(plan(drawn, "smoke", results), here, results)) == 1
+    again = plan(drawn, "smoke", Results("results"))
     assert again.pictures and not again.to_do
 
 
@@ -592,14 +641,14 @@ def test_processes_that_made_the_same_run_leave_one_row(tmp_path, here):
 def test_a_branch_needs_a_stem_that_is_its_beginning(here):
     stem, recipe = tiny("stem"), tiny("longer", seeds=(1,))
     longer = replace(recipe, seeds=(0,), phases="1-1")
-    for other in (recipe, replace(longer, method="ssgd"), replace(longer, weight_decay=0.0)):
+    for other in (recipe, replace(longer, method="both"), replace(longer, weight_decay=0.0)):
         with pytest.raises(ValueError, match="cannot go on from test/stem: only what comes after its phases"):
             branch(stem, other, here)
     with pytest.raises(ValueError, match="goes on from test/stem, which has not been trained here"):
         branch(stem, longer, here)
-    picture = EXPERIMENTS["fig2"].picture
-    results, experiment = Results("results"), made_of(stem, longer, stem="stem", picture=picture)
-    found = plan(experiment, "paper", results, only="longer")
+    picture = experiment("fig2").picture
+    results, made = Results("results"), made_of(stem, longer, stem="stem", picture=picture)
+    found = plan(made, "paper", results, only="longer")
     assert list(carry_out(found, here, results)) == ["test/longer/seed-0"]
 
 
@@ -621,13 +670,14 @@ def test_stems_are_those_of_each_task_and_not_needed_where_nothing_is_drawn(here
 
 
 def test_every_recipe_of_an_experiment_can_be_trained_by_name():
-    assert {"fig3/smoothout-x2/0.4", "fig7/sgd-m", "figA6/ssgd", "price/cifar10/vgg16/sam-0.05"} <= RECIPES.keys()
+    assert {"fig3/smoothout-x2/0.23", "fig7/base-m", "figA6/both", "equal_cost/cifar10/vgg16/sam-0.05"} <= {*names()}
 
 
-@pytest.mark.parametrize("task", beyond.LEVELS)
-def test_beyond_compares_at_the_same_epochs_and_at_the_same_cost(task):
-    base, ssgd, split, half, one_sided, *twice = (beyond.beyond(task, label).schedule for label in beyond.labels(task))
-    shared = beyond.STEM_EPOCHS.get(task, 0)
+@pytest.mark.parametrize("task", questions.TASKS)
+def test_other_tasks_compare_at_the_same_epochs_and_at_the_same_cost(task):
+    labels = questions.labels(task)
+    base, ssgd, split, half, one_sided, *twice = (get(f"other_tasks/{task}/{label}").schedule for label in labels)
+    shared = questions.STEM_EPOCHS.get(task, 0)
     assert (split.epochs, split.passes) == (base.epochs, base.passes) == (one_sided.epochs, one_sided.passes)
     assert one_sided.phases[-1].level == split.phases[-1].level
     assert (ssgd.epochs, ssgd.passes) == (base.epochs, 2 * base.passes - shared)
@@ -635,7 +685,7 @@ def test_beyond_compares_at_the_same_epochs_and_at_the_same_cost(task):
     assert half.peak == base.peak
     assert [each.passes for each in twice] == ([] if shared else [ssgd.passes])
     if shared:
-        begun = beyond.stem(task).schedule
+        begun = get(f"other_tasks/{task}/stem").schedule
         assert {begun.phases} == {each.phases[:1] for each in (base, ssgd, split, half, one_sided)}
     if base.epochs == 2 * half.epochs:
         for epoch in range(1, half.epochs):
@@ -667,7 +717,7 @@ def test_a_picture_is_of_the_experiments_own_seed(here, capsys):
     assert not list(Path("results").glob("fig2/**/line.npz"))
     assert "still missing: results/fig2/smoke/line.npz" in capsys.readouterr().out
     shutil.rmtree("runs")
-    assert not plan(EXPERIMENTS["fig2"], "smoke", Results("results"), seeds=[5]).to_do  # of which no weights are needed
+    assert not plan(experiment("fig2"), "smoke", Results("results"), seeds=[5]).to_do  # of which no weights are needed
     assert main(["reproduce", "fig2", "--scale", "smoke"]) == 0
     assert len(list(Path("results").glob("fig2/**/line.npz"))) == 1
 
@@ -680,7 +730,7 @@ def test_minutes_bound_the_picture_too(here, capsys):
 
 
 def test_a_run_that_was_cut_costs_what_is_left(here, monkeypatch):
-    results, recipe = Results("results"), replace(tiny(), method="ssgd", phases="1-2S-1S", lr=(0.1,))
+    results, recipe = Results("results"), replace(tiny(), method="both", phases="1-2S-1S", lr=(0.1,))
     (before,) = plan(made_of(recipe), "paper", results).to_do
     assert (before.begun, before.left, before.passes) == (0, 7, 7)
     with monkeypatch.context() as patch, pytest.raises(Stopped):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ssgd.cli.main import main
-from ssgd.lab.recipes.table2 import table2
-from ssgd.lab.reproduce import EXPERIMENTS, Experiment, Picture, Results, carry_out, plans
-from ssgd.lab.reproduce.planning import missing
-from ssgd.lab.reproduce.scales import smoke
+from ssgd.lab.experiments import Picture, Results, experiment, get, plans
+from ssgd.lab.experiments.cells import smoke
+from ssgd.lab.experiments.planning import missing
+from ssgd.lab.experiments.running import carry_out
 from ssgd.lab.train import Execution
 from ssgd.lab.train.engine import Stopped
 
@@ -73,15 +73,17 @@ def test_a_limit_is_that_of_all(here, limit):
 
 def test_side_by_side_the_longest_of_all_begin_first_and_stems_before_what_grows_from_them(here, monkeypatch):
     begun = []
-    monkeypatch.setattr("ssgd.lab.reproduce.on_ray.train_on_ray", lambda runs, *_: begun.append([r.name for r in runs]))
+    monkeypatch.setattr(
+        "ssgd.lab.experiments.on_ray.train_on_ray", lambda runs, *_: begun.append([r.name for r in runs])
+    )
     longer = replace(C, phases="2", name="test/longer")
-    experiments = [made_of(A, B, name="first"), made_of(C, longer, name="second"), EXPERIMENTS["fig7"]]
+    experiments = [made_of(A, B, name="first"), made_of(C, longer, name="second"), experiment("fig7")]
     results = Results("results")
     carry_out(plans(experiments, "smoke", results), here, results, on="ray")
     first, after = begun
-    assert sorted(first) == ["fig7/smoke/sgd-m", "test/a", "test/b", "test/c", "test/longer"]
+    assert sorted(first) == ["fig7/smoke/base-m", "test/a", "test/b", "test/c", "test/longer"]
     assert first.index("test/longer") < first.index("test/a") < first.index("test/b") < first.index("test/c")
-    assert sorted(after) == ["fig7/smoke/sgd-f", "fig7/smoke/ssgd"]
+    assert sorted(after) == ["fig7/smoke/base-f", "fig7/smoke/both"]
 
 
 def test_a_run_is_made_for_the_one_that_needs_its_curve(here):
@@ -93,9 +95,9 @@ def test_a_run_is_made_for_the_one_that_needs_its_curve(here):
 
 
 def test_a_run_is_made_for_the_one_that_draws_its_solution(here):
-    recipes = [smoke(table2("cifar100", "resnet20", level)) for level in (None, 0.5)]
-    picture = Picture("line", "drawn", {"sgd": "SGD", "ssgd-0.5": "S-SGD"})
-    line = Experiment("line", "nowhere", "two runs", lambda scale: recipes, picture)
+    picture = Picture("line", "drawn", {"base": "SGD", "both-0.29": "S-SGD"})
+    recipes = [smoke(get(f"table2/cifar100/resnet20/{label}")) for label in picture.of]
+    line = made_of(*recipes, name="line", picture=picture)
     results = Results("results")
     found = plans([made_of(replace(recipes[0], name="test/same")), line], "smoke", results)
     assert carry_out(found, here, results) == {}
@@ -104,23 +106,25 @@ def test_a_run_is_made_for_the_one_that_draws_its_solution(here):
 
 def test_figures_2_and_7_share_their_runs_and_each_gets_its_picture(here):
     results = Results("results")
-    found = plans([EXPERIMENTS["fig2"], EXPERIMENTS["fig7"]], "smoke", results)
+    found = plans([experiment("fig2"), experiment("fig7")], "smoke", results)
     assert len(missing(found)) == 3
     assert carry_out(found, here, results) == {}
     assert sum(counted().values()) == 3
     assert sorted(path.name for path in Path("results").rglob("*.npz")) == ["line.npz", "plane.npz"]
-    assert (here.place(found[0].runs[2].recipe, 0) / "resumed.jsonl").exists()  # it went on from the stem
+    assert (
+        here.place(next(run for run in found[0].runs if run.label == "both").recipe, 0) / "resumed.jsonl"
+    ).exists()  # it went on from the stem
 
 
 def test_a_picture_that_two_draw_is_computed_once(here, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "ssgd.lab.reproduce.pictures._spectrum", lambda *args: (drawn.append(args[-1]), _touch(args[-1]))
+        "ssgd.lab.experiments.pictures._spectrum", lambda *args: (drawn.append(args[-1]), _touch(args[-1]))
     )
     results = Results("results")
-    found = plans([EXPERIMENTS["figA4"], EXPERIMENTS["figA6"]], "smoke", results)
+    found = plans([experiment("figA4"), experiment("figA6")], "smoke", results)
     assert carry_out(found, here, results) == {}
-    assert sorted(path.name for path in drawn) == ["sgd", "ssgd"]
+    assert sorted(path.name for path in drawn) == ["base", "both"]
 
 
 def _touch(path):
@@ -130,9 +134,9 @@ def _touch(path):
 
 def test_what_begins_at_a_stem_is_no_other_experiments(here):
     """An equal training from the start ends elsewhere in the last bits, and lies in no valley with the others."""
-    stemmed = EXPERIMENTS["fig7"].recipes("smoke")
-    whole = replace(next(recipe for recipe in stemmed if recipe.name.endswith("sgd-f")), name="test/whole")
-    names = list(missing(plans([made_of(whole), EXPERIMENTS["fig7"]], "smoke", Results("results"))))
+    stemmed = experiment("fig7").recipes("smoke")
+    whole = replace(next(recipe for recipe in stemmed if recipe.name.endswith("base-f")), name="test/whole")
+    names = list(missing(plans([made_of(whole), experiment("fig7")], "smoke", Results("results"))))
     assert len(names) == 4 and "test/whole/seed-0" in names
 
 
@@ -150,8 +154,8 @@ def test_the_command_takes_several_names(here, capsys):
     words = ["reproduce", "table1", "baseline", "table1", "--scale", "smoke", "--device", "cpu"]
     assert main([*words, "--plan"]) == 0
     told = capsys.readouterr().out
-    apart = [len(plan.to_do) for plan in plans([EXPERIMENTS[n] for n in words[1:3]], "smoke", Results("results"))]
-    together = len(missing(plans([EXPERIMENTS[n] for n in words[1:3]], "smoke", Results("results"))))
+    apart = [len(plan.to_do) for plan in plans([experiment(n) for n in words[1:3]], "smoke", Results("results"))]
+    together = len(missing(plans([experiment(n) for n in words[1:3]], "smoke", Results("results"))))
     assert f"in all: {together} to do, each training once\ncost: " in told and together < sum(apart)
     assert told.count("table1 (") == 1 and not Path("runs").exists()
     assert main([*words, "--limit", "2"]) == 0

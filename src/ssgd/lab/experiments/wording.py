@@ -9,8 +9,8 @@ from statistics import mean, stdev
 from ..columns import in_columns
 from ..train.execution import Execution
 from ..train.kinds import figure
-from .catalogue import EXPERIMENTS
-from .experiment import Experiment
+from .catalogue import experiments
+from .cells import OURS, Experiment
 from .planning import Plan, Planned, device_name, expected_seconds, missing, plan
 from .rows import Results
 
@@ -18,19 +18,22 @@ from .rows import Results
 def listing(scale: str, results: Results, out: str | Path) -> str:
     """Every experiment on a line, with how many of its runs are done."""
     rows = [("name", "where", f"runs done ({scale})", "what it shows")]
-    for experiment in EXPERIMENTS.values():
+    for experiment in experiments():
         found = plan(experiment, scale, results, out)
         done = sum(run.row is not None for run in found.runs)
-        rows.append((experiment.name, experiment.part, f"{done} of {len(found.runs)}", experiment.title))
+        rows.append((experiment.name, experiment.part or OURS, f"{done} of {len(found.runs)}", experiment.subject))
     return in_columns(rows)
 
 
 def of_plan(plan: Plan, results: Results, execution: Execution, limit: int | None = None) -> str:
     """What there is to do and what it costs."""
     experiment, todo = plan.experiment, plan.to_do
-    lines = [f"{experiment.name} ({experiment.part}): {experiment.title}", f"scale {plan.scale}: {_size(plan)}"]
-    if experiment.note:
-        lines.append(f"note: {experiment.note}")
+    lines = [
+        f"{experiment.name} ({experiment.part or OURS}): {experiment.subject}",
+        f"scale {plan.scale}: {_size(plan)}",
+    ]
+    if experiment.before:
+        lines.append(f"note: {experiment.before}")
     if results.skipped:
         lines.append(f"note: {len(results.skipped)} lines of the results cannot be read ({results.skipped[0]} first)")
     lines.append(f"{len(plan.runs)} runs, {len(plan.runs) - len(todo)} done, {len(todo)} to do")

@@ -14,13 +14,13 @@ from ..train.engine import TIME_IS_UP, Stopped, compare
 from ..train.execution import Execution, settled
 from ..train.job import Job
 from ..train.recipe import Recipe
-from ..train.rundir import RunDir
+from ..train.rundir import RunDir, environment
 from ..train.terminal import explained, speaks
-from .branch import branch
 from .pictures import draw
 from .planning import Plan, Planned, device_name, longest_first, missing
-from .rows import Results
+from .rows import Results, Row
 
+LATER = {"name", "phases", "lr", "method", "level"}  # fields that may differ from those of the stem
 Ended = dict[str, Any]  # name, at_once, and either result or failure, then divergence too if it was that
 Over = Callable[[Ended], None]
 
@@ -55,7 +55,7 @@ def carry_out(
         if found is None:
             return
         plan, run = chosen[ended["name"]]
-        row = {**found, "scale": plan.scale, "at_once": ended["at_once"]}
+        row = Row({**found, "scale": plan.scale, "at_once": ended["at_once"]})
         with results.alone():
             if results.find(run.recipe, run.seed, plan.experiment.curves) is None or not results.has(row):
                 results.append(plan.experiment.name, row)
@@ -155,3 +155,31 @@ def _branched(recipe: Recipe, stem: Recipe | None, execution: Execution, over: O
         over({"name": f"{recipe.name}/seed-{recipe.seeds[0]}", "failure": explained(problem)})
         return False
     return True
+
+
+def branch(stem: Recipe, recipe: Recipe, execution: Execution) -> None:
+    """Gives the run's folder the last state of the stem's, unless it has one of its own.
+
+    Both are of one seed, and the recipe's first phases are the stem's. In equal arithmetic this ends as training from
+    the start does; on a GPU, whose arithmetic is not equal, it keeps both in one valley.
+    """
+    begun, whole = stem.schedule.phases, recipe.schedule.phases
+    if recipe.schedule.peak is not None:
+        raise ValueError(f"{recipe.name} cannot go on from {stem.name}: a cosine over the whole is another over a part")
+    if recipe.differences(stem).keys() - LATER or whole[: len(begun)] != begun:
+        raise ValueError(
+            f"{recipe.name} cannot go on from {stem.name}: only what comes after its phases may be another"
+        )
+    (seed,) = recipe.seeds
+    directory = RunDir(execution.place(recipe, seed))
+    if directory.checkpoints.load() is not None or directory.result() is not None:
+        return
+    origin = RunDir(execution.place(stem, seed))
+    saved = origin.checkpoints.load()
+    if saved is None:
+        raise ValueError(f"{recipe.name} goes on from {stem.name}, which has not been trained here: run that first")
+    directory.open(settled(recipe, execution.kind).to_json(), environment())
+    directory.checkpoints.save(*saved)
+    for row in origin.timings():  # the seconds of the whole training, as its passes are
+        directory.add_timing(row)
+    directory.close()

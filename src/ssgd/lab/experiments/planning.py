@@ -17,7 +17,7 @@ from ...core.checks import check_choice
 from ..train.execution import Execution
 from ..train.recipe import Recipe
 from ..train.rundir import RunDir
-from .experiment import SCALES, Experiment
+from .cells import SCALES, Experiment
 from .identity import identity
 from .rows import Results, Row
 
@@ -56,7 +56,7 @@ class Planned:
 
     @property
     def training(self) -> tuple[str, str, int]:
-        """What it is, whatever it is called."""
+        """What is trained, whatever it is called."""
         return identity(self.recipe), self.recipe.precision, self.seed
 
     @property
@@ -129,8 +129,8 @@ def plans(
     for pattern in patterns:
         if not any(pattern in used for _, used in found):
             told = f"no run of {' or '.join(one.name for one in experiments)} has {pattern!r} in its name"
-            example = f"{experiments[0].recipes(scale)[0].name}/seed-{experiments[0].recipes(scale)[0].seeds[0]}"
-            raise ValueError(f"{told}, such as {example}: see --plan")
+            first = experiments[0].recipes(scale)[0]
+            raise ValueError(f"{told}, such as {first.name}/seed-{first.seeds[0]}: see --plan")
     return [plan for plan, _ in found if plan.runs]
 
 
@@ -169,10 +169,11 @@ def _plan(
     patterns: Sequence[str],
 ) -> tuple[Plan, set[str]]:
     """And the patterns that are in the name of a run."""
-    pictures, pictured = _pictures(experiment, scale, results.folder), experiment.recipes(scale)[0].seeds[0]
+    recipes = experiment.recipes(scale)
+    pictures, pictured = _pictures(experiment, scale, results.folder), recipes[0].seeds[0]
     found: dict[tuple[str, str, int], Planned] = {}
     used: set[str] = set()
-    for recipe in _one_seed_each(experiment.recipes(scale), seeds):
+    for recipe in _one_seed_each(recipes, seeds):
         seed = recipe.seeds[0]
         row = results.find(recipe, seed, experiment.curves)
         folder = _folder(recipe, None if experiment.stem else row, out)
