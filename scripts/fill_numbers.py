@@ -7,9 +7,10 @@ and the row's first word, looked up in LABELS, name the recipe, and each figure 
 is. Other tables stand behind ``<!-- table: NAME -->`` and are made by the function of that name.
 
 Figures: ``mean`` (± the standard deviation over seeds), ``seeds`` (each of them), ``count``, ``passes``, ``cost``
-(passes ÷ those of the first row), ``gain`` and ``points`` (over the second recipe, seed by seed), ``interval`` (95 % of
-it); ``again`` and ``more`` are the mean with batch-norm's statistics gathered again and what that brings. Behind ``:``
-stands another metric than the recipe's own, behind ``@`` the only seeds that count.
+(passes ÷ those of the first row). Over the second recipe, seed by seed: ``gain``, ``lead`` (without its sign),
+``points`` (without its spread too), ``interval`` (95 % of it). With batch-norm's statistics gathered again: ``again``;
+``own`` and ``more`` are the mean without that over the same seeds, and what it brings. ``!`` behind a figure takes its
+spread off, behind ``:`` stands another metric than the recipe's own, behind ``@`` the only seeds that count.
 """
 
 from __future__ import annotations
@@ -83,25 +84,34 @@ def cells() -> dict[str, Cell]:
 
 def rows_of(name: str, seeds: str = "") -> dict[int, Row]:
     """Returns the rows of a recipe by seed; of those of equal_cost seed 0 is left out, with which levels were tuned."""
-    name = next((full + name.removeprefix(short) for short, full in SHORT.items() if name.startswith(short)), name)
-    found = results().of(cells()[name], name.startswith(("equal_cost", "other_tasks", "ablations")))
+    cell = _cell(name)
+    found = results().of(cell, cell.name.startswith(("equal_cost", "other_tasks", "ablations")))
     return {seed: row for seed, row in found.items() if not seeds or str(seed) in seeds.split(",")}
 
 
+def _cell(name: str) -> Cell:
+    found = next((full + name.removeprefix(short) for short, full in SHORT.items() if name.startswith(short)), name)
+    return cells()[found]
+
+
 def told(figure: str, name: str, base: str = "", first: str = "") -> str:
-    """Returns a figure as the pages write it."""
+    """Returns a figure as the pages write it; with ``!`` behind it without its spread."""
+    if figure.endswith("!"):
+        return told(figure[:-1], name, base, first).partition(" ±")[0]
     figure, _, seeds = figure.partition("@")
     figure, _, metric = figure.partition(":")
     rows = rows_of(name, seeds)
     if not rows:
         return ""
-    metric = metric or cells().get(name, next(iter(cells().values()))).metric if name in cells() else metric
-    metric = metric or "test_accuracy"
+    metric = metric or _cell(name).metric
     ours = figures(rows, AGAIN if figure == "again" else metric)
     row = next(iter(rows.values()))
     if figure in ("mean", "again"):
         found = sample(ours.values())
         return f"{found.mean:.2f}" + (f" ± {found.sd:.2f}" if found.count > 1 else "")
+    if figure == "own":
+        found = sample(value for seed, value in ours.items() if rows[seed].get(AGAIN) is not None)
+        return f"{found.mean:.2f} ± {found.sd:.2f}"
     if figure == "seeds":
         return ", ".join(f"{value:.2f}" for value in ours.values())
     if figure == "count":
@@ -126,6 +136,8 @@ def told(figure: str, name: str, base: str = "", first: str = "") -> str:
         return ""
     if figure == "points":
         return f"{abs(found.mean):.2f}"
+    if figure == "lead":
+        return f"{abs(found.mean):.2f} ± {found.sd:.2f}"
     if figure == "interval":
         return f"{signed(found.low)} to {signed(found.high)}"
     if figure == "gain":
@@ -229,7 +241,9 @@ def tasks() -> list[list[str]]:
         "tiny-imagenet10": "ten classes of Tiny ImageNet, accuracy %, seeds 1 to 3",
     }
     labels = ("base", "both", "split", "both-half")
-    return [[told_as, *(told("mean", f"other_tasks/{name}/{label}") for label in labels)] for name, told_as in names.items()]
+    return [
+        [told_as, *(told("mean", f"other_tasks/{name}/{label}") for label in labels)] for name, told_as in names.items()
+    ]
 
 
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
