@@ -55,10 +55,10 @@ class Case:
 
 
 RESNET20 = {
-    "sgd": Case("sgd"),
-    "both": Case("ssgd:0.2"),
-    "both_in_turn": Case("ssgd:0.2", pair=False),
-    "both_stacked": Case("ssgd:0.2", vmapped=True),
+    "sgd": Case("base"),
+    "both": Case("both:0.2"),
+    "both_in_turn": Case("both:0.2", pair=False),
+    "both_stacked": Case("both:0.2", vmapped=True),
     "split": Case("split:0.15"),
     "split_in_turn": Case("split:0.15", pair=False),
     "split_stacked": Case("split:0.15", vmapped=True),

@@ -41,10 +41,9 @@ IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of
     "models": {"imported"},
     "data": {"compilation", "imported"},
     "train": {"models", "data", "compilation", "columns"},
-    "recipes": {"models", "data", "train"},
     "solutions": {"models", "train"},
-    "reproduce": {"columns", "train", "recipes", "solutions"},
-    "report": set(),
+    "experiments": {"columns", "models", "data", "train", "solutions"},
+    "report": {"experiments"},
 }
 ALONE = {"report": {"files"}, "models": set()}  # rooms of the laboratory that know no more of the library than this
 ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "lab/__init__.py")  # they may know everything

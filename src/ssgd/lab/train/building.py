@@ -87,7 +87,7 @@ def build_method(
     options: dict[str, Any] = {}
     if method.settings:
         options = dict(recipe.settings) if this.method == recipe.method else {}
-        options[method.settings[0].name] = method.settled_level(this.level, recipe.distribution)
+        options[method.settings[0].name] = method.settled_level(this.level)
     noisy = any(setting.name == "noise" for setting in method.settings)
     if noisy:
         options["seed"] = mix(seed, 1, phase)
