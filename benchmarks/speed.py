@@ -27,8 +27,7 @@ import torch.nn.functional as F
 from limits import copy_rate, limit, product_rate
 from measure import Row, ratio, report, spread
 from ssgd.lab import models
-from ssgd.lab.data.images import ImageSet
-from ssgd.lab.data.on_device import DeviceImages
+from ssgd.lab.data.images import DeviceImages, ImageSet
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.execution import Execution, resolved, set_up
 from ssgd.lab.train.kinds import Images
@@ -56,10 +55,10 @@ class Case:
 
 
 RESNET20 = {
-    "sgd": Case("sgd"),
-    "both": Case("ssgd:0.2"),
-    "both_in_turn": Case("ssgd:0.2", pair=False),
-    "both_stacked": Case("ssgd:0.2", vmapped=True),
+    "sgd": Case("base"),
+    "both": Case("both:0.2"),
+    "both_in_turn": Case("both:0.2", pair=False),
+    "both_stacked": Case("both:0.2", vmapped=True),
     "split": Case("split:0.15"),
     "split_in_turn": Case("split:0.15", pair=False),
     "split_stacked": Case("split:0.15", vmapped=True),

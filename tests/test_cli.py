@@ -9,10 +9,11 @@ import sys
 
 import pytest
 
+from ssgd import paper_level
 from ssgd.cli.compare import variants
 from ssgd.cli.main import CONNECTIONS, main
+from ssgd.lab.experiments import get, names
 from ssgd.lab.models import MODELS
-from ssgd.lab.recipes import RECIPES, get
 from ssgd.lab.train import Recipe, RunDir, find_runs
 from ssgd.methods import METHODS
 
@@ -72,7 +73,7 @@ def test_options_and_words_mix(here, capsys):
     [
         (["--method", "sam"], ("sam", None, {})),
         (["--method=sam"], ("sam", None, {})),
-        (["--method", "ssgd"], ("ssgd", 0.5, {})),
+        (["--method", "both"], ("both", paper_level(0.5), {})),
         (["--method", "split:0.15"], ("split", 0.15, {})),
         (["level=0.1", "--method", "sam"], ("sam", 0.1, {})),
         (["--method", "m-arwp", "--settings.share", "0.3", "--settings.eta=2"],
@@ -80,7 +81,7 @@ def test_options_and_words_mix(here, capsys):
     ],
 )  # fmt: skip
 def test_a_method_is_the_same_as_an_option_and_as_a_word(words, found):
-    recipe, _ = read("fig3/conv/0.5", *words)
+    recipe, _ = read("fig3/conv/0.29", *words)
     assert (recipe.method, recipe.level, recipe.settings) == found
 
 
@@ -130,10 +131,10 @@ def test_a_wrong_option_is_answered(here, capsys):
         (["train", "digits", "words"], "ssgd: cannot use 'words': write key=value, after the name of a recipe"),
         (["train", "digits", "phases=1-x"], "ssgd: cannot read phases='1-x'"),
         (["train", "digits", "keep=0"], "ssgd: keep must be a whole number of at least 1"),
-        (["train", "digits", "level=0.3"], "ssgd: sgd has no level to set to 0.3: give a method too"),
-        (["compare", "digits", "--vary", "level=0.1,0.2"], "ssgd: sgd has no level to set to 0.1: give a method too"),
-        (["compare", "digits", "--vary", "method"], "ssgd: cannot use --vary 'method': write --vary method=sgd,"),
-        (["compare", "digits", "--vary", "method=sgd,sgd"], "ssgd: --vary makes digits/sgd twice"),
+        (["train", "digits", "level=0.3"], "ssgd: base has no level to set to 0.3: give a method too"),
+        (["compare", "digits", "--vary", "level=0.1,0.2"], "ssgd: base has no level to set to 0.1: give a method too"),
+        (["compare", "digits", "--vary", "method"], "ssgd: cannot use --vary 'method': write --vary method=base,"),
+        (["compare", "digits", "--vary", "method=base,base"], "ssgd: --vary makes digits/base twice"),
         (["compare", "digits", "--vary", "batch=25", "--vary", "batch=50"], "ssgd: --vary batch is given twice"),
         (["recipes", "digts"], "ssgd: no recipe called 'digts': did you mean digits?"),
     ],
@@ -161,13 +162,13 @@ def test_a_run_that_fails_is_named_and_the_others_are_shown(here, capsys):
 
 
 def test_compare_trains_every_combination_over_all_seeds(here, capsys):
-    words = [*SHORT, "seeds=0,1", "--vary", "method=sgd,split:0.15", "--vary", "batch=25,50"]
+    words = [*SHORT, "seeds=0,1", "--vary", "method=base,split:0.15", "--vary", "batch=25,50"]
     assert main(["compare", "digits", *words]) == 0
     assert len(recipes_in("runs")) == 8
     found = {(recipe.name, recipe.method, recipe.level, recipe.batch) for recipe in recipes_in("runs")}
     assert found == {
-        ("digits/sgd/25", "sgd", None, 25),
-        ("digits/sgd/50", "sgd", None, 50),
+        ("digits/base/25", "base", None, 25),
+        ("digits/base/50", "base", None, 50),
         ("digits/split-0.15/25", "split", 0.15, 25),
         ("digits/split-0.15/50", "split", 0.15, 50),
     }
@@ -185,24 +186,24 @@ def test_compare_trains_every_combination_over_all_seeds(here, capsys):
 
 def test_compare_alone_is_sgd_and_the_two_kinds_of_noise(here, capsys):
     assert main(["compare", "digits", *SHORT]) == 0
-    assert [recipe.method for recipe in recipes_in("runs")] == ["sgd", "split", "ssgd"]
+    assert [recipe.method for recipe in recipes_in("runs")] == ["base", "split", "both"]
     assert main(["compare", "digits", *SHORT, "method=sam", "--out", "one"]) == 0
     assert [recipe.method for recipe in recipes_in("one")] == ["sam"]
 
 
 def test_variants_are_named_by_what_varies():
-    found = variants(get("digits"), ["method=sgd,ssgd:0.3", "momentum=0"])
+    found = variants(get("digits"), ["method=base,both:0.3", "momentum=0"])
     assert [(recipe.name, recipe.method, recipe.level) for recipe in found] == [
-        ("digits/sgd/0", "sgd", None),
-        ("digits/ssgd-0.3/0", "ssgd", 0.3),
+        ("digits/base/0", "base", None),
+        ("digits/both-0.3/0", "both", 0.3),
     ]
     assert variants(get("digits"), []) == [get("digits")]
 
 
 def test_a_finished_run_is_shown_again_and_its_folder_is_a_recipe(here, capsys):
-    assert main(["train", "digits", *SHORT, "method=ssgd"]) == 0
+    assert main(["train", "digits", *SHORT, "method=both"]) == 0
     first = capsys.readouterr().out
-    assert main(["train", "digits", *SHORT, "method=ssgd"]) == 0
+    assert main(["train", "digits", *SHORT, "method=both"]) == 0
     shown = capsys.readouterr()
     assert shown.out == first and "digits/seed-0: finished before, test accuracy" in shown.err
     assert main(["train", "runs/digits/seed-0", *SHORT[4:], "out=again"]) == 0
@@ -240,14 +241,13 @@ def test_a_name_that_is_not_there_is_told_before_the_plan(word, what, here, caps
 
 def test_recipes_are_listed_and_shown(capsys):
     assert main(["recipes"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(RECIPES)
+    assert set(names()) <= set(capsys.readouterr().out.splitlines())
     assert main(["recipes", "table1/cifar10/75-25S-25S"]) == 0
     assert "cost as much as 175 of plain SGD" in capsys.readouterr().out
     assert main(["recipes", "cifar100", "--json"]) == 0
     assert Recipe.from_json(json.loads(capsys.readouterr().out)) == get("cifar100")
     assert main(["recipes", "--json"]) == 0
-    assert [recipe["name"] for recipe in json.loads(capsys.readouterr().out)] == list(RECIPES)
+    assert [recipe["name"] for recipe in json.loads(capsys.readouterr().out)] == names()
 
 
 def test_methods_and_models_are_listed(capsys, monkeypatch):
@@ -363,7 +363,7 @@ def test_listing_the_methods_loads_no_training():
     code = "import sys; from ssgd.cli.main import main; main(['methods']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name for name in done.stdout.splitlines()[-1].split() if name.startswith("ssgd.")}
-    assert not {"ssgd.lab.train", "ssgd.lab.recipes", "ssgd.lab.data", "ssgd.cli.train"} & loaded
+    assert not {"ssgd.lab.train", "ssgd.lab.experiments", "ssgd.lab.data", "ssgd.cli.train"} & loaded
 
 
 def test_a_reader_that_closes_early_is_no_error():

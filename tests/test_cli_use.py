@@ -7,7 +7,7 @@ import pytest
 
 from ssgd.cli.compare import variants
 from ssgd.cli.main import main
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 
 from .speech_files import sound, write_wav
 
@@ -90,8 +90,8 @@ def test_models_of_another_kind_are_refused(runs, capsys):
 
 
 def test_variants_stay_below_the_recipe_s_name():
-    found = variants(get("digits"), ["data=../mine,/their/own", "method=sgd,split:0.15"])
-    ends = [f"{data}/{method}" for data in ("..-mine", "-their-own") for method in ("sgd", "split-0.15")]
+    found = variants(get("digits"), ["data=../mine,/their/own", "method=base,split:0.15"])
+    ends = [f"{data}/{method}" for data in ("..-mine", "-their-own") for method in ("base", "split-0.15")]
     assert [recipe.name for recipe in found] == [f"digits/{end}" for end in ends]
 
 

@@ -29,7 +29,7 @@ from ssgd.methods import METHODS
 from .small_trainings import of, run_of, small
 from .test_files import make_read_only, small_disk
 
-NOISY = ["digits", "phases=7S-7(split:0.3)", "method=ssgd:0.3", "train_limit=500"]  # an epoch has 10 steps
+NOISY = ["digits", "phases=7S-7(split:0.3)", "method=both:0.3", "train_limit=500"]  # an epoch has 10 steps
 DROPPED = ["digits", "phases=4-3", "method=dropout:0.3", "train_limit=500"]
 QUIET = ["device=cpu", "progress=false"]
 
@@ -56,7 +56,7 @@ def command(arguments, last_write=None):
 def start():
     """Starts a ``command`` in a process of its own; torch is imported once for all of them."""
     context = multiprocessing.get_context("forkserver")  # not fork: torch's threads would not survive it
-    context.set_forkserver_preload(["ssgd.cli.train", "ssgd.lab.recipes", "torch._inductor"])
+    context.set_forkserver_preload(["ssgd.cli.train", "ssgd.lab.experiments", "torch._inductor"])
 
     def begin(arguments, out, *more):
         process = context.Process(target=command, args=([*arguments, *QUIET, f"out={out}"], *more), daemon=True)
@@ -121,7 +121,7 @@ def newest(out):
 
 @unix
 def test_a_run_that_dies_at_any_of_its_writes_ends_as_one_that_did_not(tmp_path, start):
-    arguments = ["digits", "phases=1", "lr=0.1", "method=ssgd", "train_limit=100"]
+    arguments = ["digits", "phases=1", "lr=0.1", "method=both", "train_limit=100"]
     assert finished(start(arguments, tmp_path / "whole")) == 0
     writes = 0
     while True:
@@ -202,7 +202,7 @@ def test_every_method_goes_on_from_any_step(method):
 @pytest.mark.parametrize("at", [1, 4, 5, 8, 10])
 def test_phases_go_on_where_they_were_cut(often, never_cut, tmp_path, at, seconds, monkeypatch):
     """4 steps are an epoch: within a phase, and at the first step of the next."""
-    recipe = small(phases="1-1S-1S-1(split:0.2)", lr=(0.1, 0.1, 0.05, 0.02), method="ssgd", level=0.3)
+    recipe = small(phases="1-1S-1S-1(split:0.2)", lr=(0.1, 0.1, 0.05, 0.02), method="both", level=0.3)
     cut(recipe, replace(often, checkpoint_seconds=seconds), at, monkeypatch)
     train(recipe, often)
     assert outcome(tmp_path / "cut") == never_cut(recipe)
@@ -248,7 +248,7 @@ def test_seconds_are_those_of_all_stretches(often, monkeypatch):
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(often, never_cut, tmp_path, monkeypatch):
-    recipe = small(method="ssgd")
+    recipe = small(method="both")
     cut(recipe, often, 6, monkeypatch)
     before, newest = sorted(tmp_path.glob("cut/**/step-*.pt"))
     assert (before.name, newest.name) == ("step-00000005.pt", "step-00000006.pt")

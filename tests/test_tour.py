@@ -62,7 +62,7 @@ def test_a_comparison_as_it_is_typed(here):
     found = subprocess.run([*command, "compare", *OWN, *SHORT, "seeds=0,1"], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     rows = [line.split()[:4] for line in found.stdout.splitlines()[1:]]
-    methods = [("sgd", "sgd", "1"), ("ssgd", "ssgd(0.25)", "2"), ("split", "split(0.15)", "1")]
+    methods = [("base", "base", "1"), ("both", "both(0.29)", "2"), ("split", "split(0.15)", "1")]
     assert rows == [[f"folder/my.module.build/{name}", label, passes, "2"] for name, label, passes in methods]
     assert len(list(find_runs("runs"))) == 6
 
@@ -77,10 +77,10 @@ def test_defaults_fit_the_folder_and_the_model(here):
 
 
 def test_what_varies_can_be_chosen_and_train_takes_the_same_words(here):
-    assert main(["compare", *OWN, *SHORT, "seeds=0", "--vary", "method=sgd,halves"]) == 0
+    assert main(["compare", *OWN, *SHORT, "seeds=0", "--vary", "method=base,halves"]) == 0
     assert main(["train", *OWN, *SHORT, "seeds=0", "method=sam"]) == 0
     found = {Recipe.from_json(run.recipe()).method for run in find_runs("runs")}
-    assert found == {"sgd", "halves", "sam"}
+    assert found == {"base", "halves", "sam"}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_folders_that_are_not_ready_are_told_apart(here, capsys):
 
     (here / "text").mkdir()
     (here / "text" / "my.train.txt").write_text("a b")
-    assert "write ssgd compare words data=text --vary method=sgd,ssgd,split" in said(["data=text"])
+    assert "write ssgd compare words data=text --vary method=base,both,split" in said(["data=text"])
     (here / "folder" / "train" / "dog").rename(here / "folder" / "dogs")
     assert "only one of them has dog" in said(["data=folder"])
     (here / "folder" / "val" / "dog").rename(here / "folder" / "more dogs")

@@ -10,7 +10,7 @@ from io import StringIO
 import pytest
 import torch
 
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train import Execution, Recipe, train
 from ssgd.lab.train.job import Sources
 

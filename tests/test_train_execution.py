@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from ssgd.cli import progress
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train import compare, train
 from ssgd.lab.train.checkpoint import read_safetensors
 from ssgd.lab.train.running import Run

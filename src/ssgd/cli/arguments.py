@@ -49,12 +49,7 @@ def add_grid(parser: argparse.ArgumentParser, points: int, margin: float) -> Non
         default="recompute",
         help="How batch-norm's statistics are found at each point (default: recompute).",
     )
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "tf32", "bf16"),
-        default="fp32",
-        help="The arithmetic; tf32 and bf16 are faster on a GPU, to 3 and to 2 digits (default: fp32).",
-    )
+    add_precision(parser, bf16=True)
     parser.add_argument(
         "--together",
         type=int,
@@ -66,6 +61,16 @@ def add_grid(parser: argparse.ArgumentParser, points: int, margin: float) -> Non
         "--compile", action="store_true", help="Compiles the passes by torch.compile: a minute at first, then faster."
     )
     add_graph(parser)
+
+
+def add_precision(parser: argparse.ArgumentParser, bf16: bool = False) -> None:
+    others, digits = ("tf32 and bf16 are", "3 and to 2 digits") if bf16 else ("tf32 is", "3 digits")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "tf32", "bf16") if bf16 else ("fp32", "tf32"),
+        default="fp32",
+        help=f"The arithmetic; {others} faster on a GPU, to {digits} (default: fp32).",
+    )
 
 
 def add_graph(parser: argparse.ArgumentParser) -> None:

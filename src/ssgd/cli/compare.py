@@ -1,6 +1,6 @@
 """Train variants of a recipe, or of your own model on your own images, and compare them over seeds.
 
---vary method=sgd,split:0.15,ssgd:0.3 trains one variant for each value; of several fields, all combinations.
+--vary method=base,split:0.15,both:0.3 trains one variant for each value; of several fields, all combinations.
 Without --vary and method they are SGD, S-SGD and split.
 
 --model package.module:function --data FOLDER, without a recipe, compares SGD, S-SGD and split on a folder of images
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from itertools import product
 
-from ..lab.recipes.custom import METHODS
+from ..lab.experiments.custom import METHODS
 from ..lab.train.recipe import Recipe
 from .fields import add_fields, chosen, prepared, value_of
 from .training import show
@@ -45,7 +45,7 @@ def variants(recipe: Recipe, vary: list[str]) -> list[Recipe]:
     for change in vary:
         key, equals, values = change.partition("=")
         if not equals or not values:
-            raise ValueError(f"cannot use --vary {change!r}: write --vary method=sgd,split:0.15")
+            raise ValueError(f"cannot use --vary {change!r}: write --vary method=base,split:0.15")
         if any(choice[0].startswith(f"{key}=") for choice in choices):
             raise ValueError(f"--vary {key} is given twice: give all its values at once, --vary {key}=A,B")
         choices.append([f"{key}={value}" for value in values.split(",")])

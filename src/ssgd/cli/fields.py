@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..core.checks import did_you_mean
-from ..lab.recipes import custom, get
+from ..lab.experiments import custom, get
 from ..lab.train.execution import Execution
 from ..lab.train.fields import as_text, types_of
 from ..lab.train.recipe import Recipe, setting_hint

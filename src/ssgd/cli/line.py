@@ -18,10 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..analysis.geometry import Line
-    from ..analysis.pictures import draw_line
-    from ..analysis.results import beside
-    from ..analysis.surface import evaluate
+    from ..analysis import Line, draw_line, evaluate
+    from ..analysis.results import with_ending
     from ..lab.solutions import solution, tasks
     from ..lab.train.distributed import is_first_process
 
@@ -33,11 +31,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     for name in surface.tasks:
         ends = zip(surface.names, surface.at_anchors(name), surface.at_anchors(name, "error"), strict=True)
-        print(f"{name}: {', '.join(told(*end) for end in ends)}")
-    draw_line(surface, beside(options.out, ".png"))
-    print(f"written: {beside(options.out, '.npz')}, .json and .png")
+        print(f"{name}: {', '.join(sentence(*end) for end in ends)}")
+    draw_line(surface, with_ending(options.out, ".png"))
+    print(f"written: {with_ending(options.out, '.npz')}, .json and .png")
     return 0
 
 
-def told(name: str, loss: float, error: float) -> str:
+def sentence(name: str, loss: float, error: float) -> str:
     return f"{name}: loss {loss:.4f}" + ("" if math.isnan(error) else f", error {error:.2f} %")

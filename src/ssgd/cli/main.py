@@ -22,6 +22,7 @@ COMMANDS = (
     "plane",
     "spectrum",
     "sharpness",
+    "tolerance",
     "sample",
     "transcribe",
     "report",

@@ -1,4 +1,4 @@
-"""Loss and error over the plane through three solutions, as a picture and as a surface that can be turned."""
+"""Loss and error over the plane through three solutions, and a picture of each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..analysis.geometry import Plane
-    from ..analysis.pictures import draw_plane
-    from ..analysis.results import beside
-    from ..analysis.surface import evaluate
-    from ..analysis.turning import turning_surface
+    from ..analysis import Plane, draw_plane, evaluate
+    from ..analysis.results import with_ending
     from ..lab.solutions import solution, tasks
     from ..lab.train.distributed import is_first_process
 
@@ -32,7 +29,6 @@ def run(options: argparse.Namespace) -> int:
     if not is_first_process():  # torchrun's other processes have shared in the points
         return 0
     for name in surface.tasks:
-        draw_plane(surface, name, path=beside(options.out, f"-{name}.png"))
-        turning_surface(surface, name, path=beside(options.out, f"-{name}.html"))
-    print(f"written: {beside(options.out, '.npz')}, .json, and a .png and .html of each part of the data")
+        draw_plane(surface, name, path=with_ending(options.out, f"-{name}.png"))
+    print(f"written: {with_ending(options.out, '.npz')}, .json, and a .png of each part of the data")
     return 0

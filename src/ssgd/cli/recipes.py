@@ -12,13 +12,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..lab import recipes
+    from ..lab.experiments import catalogue
 
     if options.name is not None:
-        recipe = recipes.get(options.name)
+        recipe = catalogue.get(options.name)
         print(json.dumps(recipe.to_json(), indent=2) if options.json else recipe)
     elif options.json:
-        print(json.dumps([recipes.get(name).to_json() for name in recipes.RECIPES], indent=2))
+        print(json.dumps([catalogue.get(name).to_json() for name in catalogue.names()], indent=2))
     else:
-        print(recipes.listing())
+        print(catalogue.listing())
     return 0

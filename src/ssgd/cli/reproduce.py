@@ -14,7 +14,7 @@ KEPT = "the last checkpoint"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="An experiment, such as table2, fig3 or price; one or several."
+        "names", nargs="*", metavar="NAME", help="An experiment, such as table2, fig3 or equal_cost; one or several."
     )
     parser.add_argument(
         "--scale",
@@ -55,23 +55,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..core.checks import check_count
-    from ..lab import reproduce
-    from ..lab.reproduce import wording
+    from ..lab import experiments
+    from ..lab.experiments import wording
+    from ..lab.experiments.running import carry_out
     from ..lab.train.distributed import is_first_process
     from ..lab.train.execution import Execution
     from .progress import Progress
 
     if options.limit is not None:
         check_count("limit", options.limit)
-    results = reproduce.Results(options.results)
+    results = experiments.Results(options.results)
     if not options.names:
         print(wording.listing(options.scale, results, options.out))
         return 0
-    experiments = [reproduce.get(name) for name in dict.fromkeys(options.names)]
+    chosen = [experiments.experiment(name) for name in dict.fromkeys(options.names)]
     same = ("out", "folder", "device", "at_once", "deterministic", "minutes")
     execution = Execution(**{name: getattr(options, name) for name in same}, progress=True)
-    chosen = {"seeds": options.seeds, "only": options.only}
-    plans = reproduce.plans(experiments, options.scale, results, options.out, **chosen)
+    part = {"seeds": options.seeds, "only": options.only}
+    plans = experiments.plans(chosen, options.scale, results, options.out, **part)
     several = len(plans) > 1
     if is_first_process():
         told = [wording.of_plan(plan, results, execution, None if several else options.limit) for plan in plans]
@@ -81,9 +82,9 @@ def run(options: argparse.Namespace) -> int:
             print(wording.to_do(plans, options.limit))
     if options.plan:
         return 0
-    failures = reproduce.carry_out(plans, execution, results, limit=options.limit, on=options.on, listener=Progress)
+    failures = carry_out(plans, execution, results, limit=options.limit, on=options.on, listener=Progress)
     if is_first_process():
-        after = reproduce.plans(experiments, options.scale, results, options.out, **chosen)
+        after = experiments.plans(chosen, options.scale, results, options.out, **part)
         print("\n\n".join(wording.outcome(plan, results) for plan in after))
     for name, sentence in failures.items():
         print(f"{name} failed: {sentence}", file=sys.stderr)

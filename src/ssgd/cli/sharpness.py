@@ -1,4 +1,4 @@
-"""How sharp a minimum is: under S-SGD's noise, in SAM's direction, and in Keskar's box; and which level suits it."""
+"""Sharpness of a minimum under S-SGD's noise, in SAM's direction, and in Keskar's box; a level that suits it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     refuse_several_processes("sharpness")
-    from ..analysis import results
+    from ..analysis.results import with_ending
     from ..lab.solutions import solution
 
     for number, path in enumerate(options.solutions):
@@ -48,18 +48,17 @@ def run(options: argparse.Namespace) -> int:
         several = len(options.solutions) > 1
         if several:
             print(f"{found.name}:")
-        row = measure(found, results.beside(options.out, f"-{number}" if several else ""), options)
+        row = measure(found, with_ending(options.out, f"-{number}" if several else ""), options)
         if options.results is not None:
             append_line(options.results, json.dumps(row, allow_nan=False))
-    print(f"written: {results.beside(options.out, '')}-*.npz and .json")
+    print(f"written: {with_ending(options.out, '')}-*.npz and .json")
     return 0
 
 
 def measure(found: Solution, out: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Prints and writes the measures of sharpness; returns the main figures as a row."""
-    from ..analysis import results
-    from ..analysis.level import find_level
-    from ..analysis.sharpness import keskar, sam_sharpness, symmetric_excess
+    """Measures, prints and writes the sharpness of one solution; returns its row."""
+    from ..analysis import find_level, keskar, sam_sharpness, save, symmetric_excess
+    from ..analysis.results import with_ending
     from ..lab.solutions import tasks
 
     distribution, task = found.recipe.distribution, tasks(found, execution(options), options.limit)["train"]
@@ -72,20 +71,20 @@ def measure(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
     sd = excess.sd if pairs > 1 else None
     spread = "" if sd is None else f" ± {sd:.5f}, worst {excess.worst:.5f}"
     print(f"symmetric excess at level {options.level:g} ({distribution}): {excess.mean:.5f}{spread}")
-    results.save(excess, results.beside(out, "-excess"))
+    save(excess, with_ending(out, "-excess"))
     sam = sam_sharpness(task, options.rho)
     print(f"SAM's at rho {options.rho:g}: {sam.value:.5f}, to first order {sam.first_order:.5f}")
-    results.save(sam, results.beside(out, "-sam"))
+    save(sam, with_ending(out, "-sam"))
     box = keskar(task, options.epsilon, subspace=options.subspace or None, seed=options.seed)
     where = f"a subspace of {options.subspace}" if options.subspace else "the full space"
     print(f"Keskar's at epsilon {options.epsilon:g} in {where}: {box.value:.3f}")
-    results.save(box, results.beside(out, "-keskar"))
+    save(box, with_ending(out, "-keskar"))
     if options.find_level:
         pairs_asked = {} if options.pairs is None else {"pairs": options.pairs}
         curve = find_level(task, distribution=distribution, seed=options.seed, **pairs_asked)
         print(curve.verdict)
-        results.save(curve, results.beside(out, "-level"))
-        curve.draw(results.beside(out, "-level.png"))
+        save(curve, with_ending(out, "-level"))
+        curve.draw(with_ending(out, "-level.png"))
     asked = {name: getattr(options, name) for name in ("limit", "level", "rho", "epsilon", "subspace")}
     return {
         "experiment": found.recipe.name,

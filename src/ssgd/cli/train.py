@@ -1,6 +1,6 @@
 """Train a recipe with all its seeds; called again it goes on where it was cut.
 
-Every field of the recipe can be given as key=value or as an option: ssgd train cifar100 method=split:0.26 --seeds 0 1 2
+Every field of the recipe can be given as key=value or as an option: ssgd train cifar100 method=split:0.15 --seeds 0 1 2
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ from .progress import Progress
 
 def show(recipes: Sequence[Recipe], execution: Execution) -> int:
     """Trains, and prints the results; returns 1 if a run failed."""
-    if all(recipe.method == "sgd" and "S" in recipe.phases for recipe in recipes):  # next to others it is their control
+    # next to other methods such a recipe is their control
+    if all(recipe.method == "base" and "S" in recipe.phases for recipe in recipes):
         raise ValueError(
-            f"phases={recipes[0].phases} marks with S what the method trains, and method=sgd is plain SGD: "
-            "give another, such as method=ssgd:0.25"
+            f"phases={recipes[0].phases} marks with S what the method trains, and method=base is the plain base: "
+            "give another, such as method=both:0.29"
         )
     for recipe in recipes:
         models.check_name(recipe.model)

@@ -10,15 +10,14 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ...core.noise import mix
-from ...core.noisy import Noisy
+from ...core.point_optimizer import PointOptimizer
 from ...core.selection import select
-from ...core.wrapper import Wrapper
 from ...methods import registry
 from ...methods.dropconnect import dropconnect
 from ...methods.sam import SAM
 from .. import models
 from ..data.registry import Source
-from ..models.dropout import set_dropout
+from ..models.registry import set_dropout
 from .phases import Schedule
 from .recipe import Recipe
 
@@ -77,7 +76,9 @@ def build_base(recipe: Recipe, net: nn.Module, lr: Tensor | float, options: dict
     return (Adam if recipe.optimizer == "adam" else AdamW)(groups, lr, **options)
 
 
-def build_method(recipe: Recipe, seed: int, phase: int, base: Optimizer, model: nn.Module, net: nn.Module) -> Wrapper:
+def build_method(
+    recipe: Recipe, seed: int, phase: int, base: Optimizer, model: nn.Module, net: nn.Module
+) -> PointOptimizer:
     """The method of that phase of the schedule around ``base``. ``model`` is the net as it is called, under DDP say."""
     this = recipe.schedule.phases[phase]
     method = registry.get(this.method)
@@ -86,8 +87,8 @@ def build_method(recipe: Recipe, seed: int, phase: int, base: Optimizer, model: 
     options: dict[str, Any] = {}
     if method.settings:
         options = dict(recipe.settings) if this.method == recipe.method else {}
-        options[method.settings[0].name] = method.settled_level(this.level, recipe.distribution)
-    noisy = isinstance(method.make, type) and issubclass(method.make, Noisy)
+        options[method.settings[0].name] = method.settled_level(this.level)
+    noisy = any(setting.name == "noise" for setting in method.settings)
     if noisy:
         options["seed"] = mix(seed, 1, phase)
         if method.takes_distribution():

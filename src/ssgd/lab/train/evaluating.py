@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...core.batchnorm import recompute_bn, tracking_layers
 from ...methods.averaging import Averaging
-from ..data.on_device import DeviceImages
+from ..data.images import DeviceImages
 from .distributed import Ranks, in_step, same_buffers, total
 from .faster import GraphOf
 

@@ -78,7 +78,7 @@ def resolved(recipe: Recipe, device: str) -> Recipe:
     """The recipe with what it leaves to the machine decided, as it is kept with the run."""
     bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     precision = recipe.precision if recipe.precision != "auto" else "bf16" if bf16 else "fp32"
-    level = registry.get(recipe.method).settled_level(recipe.level, recipe.distribution)
+    level = registry.get(recipe.method).settled_level(recipe.level)
     return replace(recipe, precision=precision, level=level)
 
 

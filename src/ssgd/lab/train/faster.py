@@ -12,10 +12,10 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from ...analysis.capture import captured_in
+from ...analysis.acceleration import captured_in
 from ...core.halves import halves
-from ...core.noisy import Noisy
-from ...core.wrapper import Wrapper, capturing
+from ...core.point_optimizer import PointOptimizer
+from ...core.random_state import capturing
 from ...optimizer import SSGD
 from ..compilation import compiled_for
 from .kinds import Objective
@@ -25,7 +25,7 @@ Weights = dict[str, Tensor]
 WARM_UP = 3  # torch asks for some steps on the stream before capture; compilation happens in the first
 
 
-def can_pair(opt: Wrapper, model: nn.Module) -> bool:
+def can_pair(opt: PointOptimizer, model: nn.Module) -> bool:
     """Whether the passes may run at the same time and leave what they leave one after the other."""
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     known = {id(b) for norm in norms for b in norm.buffers(recurse=False)}
@@ -164,16 +164,14 @@ class GraphStep:
             for _ in range(WARM_UP):
                 step(*self.batch)
             torch.cuda.current_stream().synchronize()
-            if isinstance(step.opt, Noisy):
-                step.opt.register_graph(self.graph)
+            step.opt.register_graph(self.graph)
             with captured_in(self.graph, torch.cuda.current_stream(), pool):
                 step(*self.batch)
 
     def __call__(self, *batch: Tensor) -> None:
         for mine, given in zip(self.batch, batch, strict=True):
             mine.copy_(given)
-        if isinstance(self.step.opt, Noisy):
-            self.step.opt.before_replay()
+        self.step.opt.before_replay()
         self.graph.replay()
 
 

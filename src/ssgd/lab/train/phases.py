@@ -36,7 +36,7 @@ class Phase:
 
     @property
     def label(self) -> str:
-        return self.method if self.level is None else f"{self.method}({self.level:g})"
+        return self.method if self.level is None else f"{self.method}({self.level:.3g})"
 
     def lr_at(self, epoch: float) -> float:
         """The learning rate ``epoch`` epochs into this phase."""
@@ -79,7 +79,7 @@ class Schedule:
     def lr(self, epoch: float) -> float:
         """The learning rate at a moment, in epochs from the start."""
         if self.peak is not None:
-            rate = Phase(self.epochs, self.peak, "sgd", period=self.epochs).lr_at(epoch)
+            rate = Phase(self.epochs, self.peak, "base", period=self.epochs).lr_at(epoch)
         else:
             at = self.index(math.floor(epoch))
             rate = self.phases[at].lr_at(epoch - sum(phase.epochs for phase in self.phases[:at]))
@@ -118,7 +118,7 @@ def parse(
     times, text = registry.get(method).epochs, text.replace(" ", "")
     if times != 1 and decay != 1:
         raise ValueError(
-            f"{method} has more epochs, in which decay={decay:g} would take the rate to nothing: give method=sgd with"
+            f"{method} has more epochs, in which decay={decay:g} would take the rate to nothing: give method=base with"
             " phases, decay and decay_after for a longer training"
         )
     if restarts := RESTARTS.fullmatch(text):
@@ -153,7 +153,7 @@ def parse(
         elif mark or not marked:
             phases.append(Phase(round(int(count) * times), rate, method, level))
         else:
-            phases.append(Phase(int(count), rate, "sgd"))
+            phases.append(Phase(int(count), rate, "base"))
     if not any(phase.epochs for phase in phases):
         raise ValueError(f"phases={text} has no epoch to train")
     kept = tuple(phase for phase in phases if phase.epochs)

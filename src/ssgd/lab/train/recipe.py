@@ -12,7 +12,7 @@ from ...core.noise import DISTRIBUTIONS
 from ...core.selection import KINDS
 from ...methods import registry
 from ..data.faults import BAD
-from ..data.speech.normalisation import NORMALISED
+from ..data.speech.frames import NORMALISED
 from . import fields
 from .fields import declared
 from .phases import Schedule, parse
@@ -48,7 +48,7 @@ class Recipe:
         choices=BAD,
     )
 
-    method: str = declared("sgd", "A method that `ssgd methods` lists; method=split:0.15 sets its level too.")
+    method: str = declared("base", "A method that `ssgd methods` lists; method=split:0.15 sets its level too.")
     level: float | None = declared(
         None, "The method's first setting, such as the noise level or SAM's rho; none is the method's default.", least=0
     )
@@ -134,7 +134,7 @@ class Recipe:
 
     def check_trainable(self) -> None:
         """Raises a ValueError where a training would not do what the recipe's method and cost say."""
-        if self.method != "sgd" and all(phase.method != self.method for phase in self.schedule.phases):
+        if self.method != "base" and all(phase.method != self.method for phase in self.schedule.phases):
             raise ValueError(
                 f"method={self.method} trains none of phases={self.phases}: mark some with S, or leave the method out"
             )
@@ -183,7 +183,7 @@ class Recipe:
         changed = replace(self, **values)
         if changed.level not in (None, self.level) and not registry.get(changed.method).settings:
             raise ValueError(
-                f"{changed.method} has no level to set to {changed.level:g}: give a method too, such as method=ssgd:0.2"
+                f"{changed.method} has no level to set to {changed.level:g}: give a method too, such as method=both:0.2"
             )
         return changed
 
@@ -209,12 +209,6 @@ class Recipe:
         return "\n".join([*lines, f"# {schedule}", f"# {cost}", *self._remarks()])
 
     def _remarks(self) -> Iterable[str]:
-        for name, level in dict.fromkeys((phase.method, phase.level) for phase in self.schedule.phases):
-            method = registry.get(name)
-            a = method.settled_level(level, self.distribution)
-            if self.distribution == "uniform" and method.takes_distribution() and a is not None:
-                ratio = a / 3**0.5
-                yield f"# {name}: level {a:g} of distribution uniform is a noise of {ratio:.2g} of the weights' norm"
         settings = registry.get(self.method).settings
         if settings and self.level is not None and self.level > 2 * settings[0].high:
             low, high = settings[0].low, settings[0].high

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.building import has_kernels
 from ...core.noise import mix
-from ...core.noisy import Noisy
-from ...core.wrapper import Wrapper
+from ...core.point_optimizer import PointOptimizer
+from ...kernels import has_kernels
 from ...methods import registry
 from ..compilation import compiled_for
 from ..data.registry import Source
@@ -88,7 +87,7 @@ class Run:
         plain = self.kind.objective
         self.objective = compiled_for(device, plain) if self.compiled else plain
         self.lr: Tensor | float = torch.tensor(recipe.lr[0], device=device) if on_gpu else recipe.lr[0]
-        self.opt: Wrapper | None = None
+        self.opt: PointOptimizer | None = None
         self.test_graph: GraphOf | None = None
         self._step: Step | GraphSteps | None = None
         self._rate: float | None = None  # the number that the tensor lr holds
@@ -300,8 +299,8 @@ class Run:
             options = base_options(self.recipe, self.device, self.sharded)
             base = build_base(self.recipe, self.net, self.lr, options) if self.opt is None else self.opt.release()
             self.opt = build_method(self.recipe, self.seed, self.phase_index, base, self.model, self.net)
-            if isinstance(self.opt, Noisy) and self.recipe.per_rank is not False:
-                self.opt.stand_for(self.devices_here)
+            if self.recipe.per_rank is not False:
+                self.opt.as_ranks(self.devices_here)
             self._eager = self._make_step()
         self._step = None if self.graph else self._eager
 
@@ -320,7 +319,7 @@ class Run:
             self._step = GraphSteps(self._eager, self.net)
         if not isinstance(self._step, GraphSteps):
             return False
-        reason = self.opt.not_capturable
+        reason = self.opt.rule.not_capturable
         if reason is None:
             try:
                 return self._step.capture(batch)
