@@ -37,9 +37,7 @@ from ssgd.analysis.results import read_journal
 from ssgd.analysis.task import evaluating
 from ssgd.lab import models
 from ssgd.lab.data.cifar import cifar
-from ssgd.lab.data.fake import fake_images
-from ssgd.lab.data.images import ImageSet
-from ssgd.lab.data.on_device import DeviceImages
+from ssgd.lab.data.images import DeviceImages, ImageSet, fake_images
 
 Batches = list[tuple[Tensor, Tensor]]
 FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}

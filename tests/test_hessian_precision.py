@@ -8,6 +8,7 @@ from torch import nn
 
 from ssgd.analysis import FromProducts, Hessian, Task, spectrum, top_eigenvalues
 from ssgd.analysis.task import evaluating
+from ssgd.core.versions import precision_settings
 
 from .hessian_problems import apart, cross_entropy, exact, some, task_of
 
@@ -53,6 +54,7 @@ def precisions():
     return {torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision}
 
 
+@pytest.mark.skipif(not precision_settings(), reason="before torch 2.9 there are the older settings alone")
 @pytest.mark.parametrize("source", ["task", "products"])
 def test_single_precision_is_not_rounded_further(source):
     conv, seen = torch.backends.cudnn.conv, []
@@ -75,6 +77,7 @@ def test_single_precision_is_not_rounded_further(source):
         conv.fp32_precision = before
 
 
+@pytest.mark.skipif(not precision_settings(), reason="before torch 2.9 there are the older settings alone")
 def test_tf32_where_it_is_asked_for():
     """By torch's newer settings and its older ones, which torch.compile reads and which may not contradict them."""
     settings = lambda: (  # noqa: E731

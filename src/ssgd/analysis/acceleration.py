@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.random_state import put_back, snapshot
+from ..core.versions import precision_settings
 
 Function = Callable[..., Any]
 WARM_UP = 3  # on the stream of the capture, as torch asks for; torch.jit makes its kernels in the first two
@@ -31,8 +32,7 @@ def full_precision(tf32: bool = False) -> Iterator[None]:
 
     TF32 has 10 bits, too few for the differences that the analysis takes.
     """
-    cudnn: Any = torch.backends.cudnn
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    backends = precision_settings()
     before = [backend.fp32_precision for backend in backends]
     old = _old_settings()
     try:
