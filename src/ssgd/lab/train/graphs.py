@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...analysis.acceleration import captured_in
+from ...core.capture import captured_in
 from ...core.noisy import Noisy
 from .steps import Step
 
