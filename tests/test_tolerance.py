@@ -469,3 +469,15 @@ def test_the_program_of_the_guide(tmp_path, monkeypatch, capsys):
     exec(compile(program, "hardware.md", "exec"), space)
     assert (tmp_path / "tolerance.png").stat().st_size > 3000
     assert all(results[0].errors[0, 0, 0] < 10 for results in space["runs"].values())
+
+
+def test_a_recipe_asks_for_it(tmp_path):
+    changes = ["phases=1", "lr=0.1", "train_limit=200", "test_limit=100", "tolerance=true"]
+    execution = Execution(out=str(tmp_path), device="cpu", progress=False, results=str(tmp_path / "rows.jsonl"))
+    (result,) = train(get("digits").with_changes(changes), execution)
+    figures = json.loads((tmp_path / "rows.jsonl").read_text())["tolerance"]
+    assert figures == result["tolerance"] and figures["draws"] == 10
+    assert set(figures["noise"]) == {"0.1", "0.2", "0.3", "0.4", "0.5"} and len(figures["columns"]) == 2
+    assert figures["none"]["0"]["error"][0] == pytest.approx(100 - result["test_accuracy"])
+    (plain,) = train(get("digits").with_changes([*changes[:-1], "name=plain"]), execution)
+    assert "tolerance" not in plain and plain["test_loss"] == result["test_loss"]
