@@ -36,7 +36,7 @@ from . import fuzz_adaptor as api
 from .problems import vectors
 
 ASKED = os.environ.get("SSGD_FUZZ")
-SEQUENCES = int(ASKED or 400)  # over all methods
+SEQUENCES = int(ASKED or 320)  # over all methods
 COUNTS: Counter[str] = Counter()
 REFUSED: Counter[str] = Counter()
 
@@ -48,6 +48,17 @@ EVENTS = ["none"] * 3 + [
     *("break", "raise", "skip", "begin", "enter", "backward", "step", "closure", "zero_grad", "model.zero_grad"),
     *("save", "load", "add_group", "set_level", "copy", "evaluate", "touch"),
 ]
+
+LOOP = {
+    "way": st.sampled_from(["points", "split"]),
+    "data": DATA,
+    "event": st.sampled_from(EVENTS),
+    "where": st.sampled_from(["between", "before backward", "after backward", "after"]),
+    "at": st.sampled_from([0, 1, 0, 1, 2, 3]),
+    "error": ERRORS,
+    "level": LEVELS,
+    "then": st.sampled_from(["step", "zero_grad", "nothing", "enter"]),
+}
 
 
 class Net(nn.Module):
@@ -623,16 +634,7 @@ class Fuzz(RuleBasedStateMachine):
 
     # --- whole loops ------------------------------------------------------------------------------------------------
 
-    @rule(
-        way=st.sampled_from(["points", "split"]),
-        data=DATA,
-        event=st.sampled_from(EVENTS),
-        where=st.sampled_from(["between", "before backward", "after backward", "after"]),
-        at=st.sampled_from([0, 1, 0, 1, 2, 3]),
-        error=ERRORS,
-        level=LEVELS,
-        then=st.sampled_from(["step", "zero_grad", "nothing"]),
-    )
+    @rule(**LOOP)
     def loop(self, way, data, event, where, at, error, level, then):
         """A loop as one writes it, with one event in it."""
         if way == "split" and not self.method.halves:
@@ -696,6 +698,17 @@ class Fuzz(RuleBasedStateMachine):
             self.step()
         elif then == "zero_grad":
             self.zero_grad(True)
+        elif self.batch is b and then == "enter" and not self.without("point_outlives_iterator"):
+            self.enter()
+
+    @rule(**LOOP)
+    def another_loop(self, **how):
+        """So that a sequence has more loops than it has of any other call."""
+        self.loop(**how)
+
+    @rule(**LOOP)
+    def one_more_loop(self, **how):
+        self.loop(**how)
 
     def meanwhile(self, event, level):
         """One of the single calls, in the middle of a loop."""
