@@ -105,7 +105,9 @@ def symmetric_excess(
         raise ValueError("at level 0 there is no noise to measure the excess of: give a level above 0")
     check_count("pairs", pairs)
     seed = check_seed(seed)
-    plus, minus, lengths = [], [], []
+    plus: list[float] = []
+    minus: list[float] = []
+    lengths = []
     with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
         weights = noisy_weights(task, as_distribution(distribution), perturb)
         clean, _ = task.measure()

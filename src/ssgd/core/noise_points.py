@@ -39,7 +39,13 @@ class NoisePoints(Rule):
 
     has_noise = True
     saved_as = ("noise_stream",)
-    off_without_level = True
+    off_without_level = True  # False where points are taken at level 0 too
+    _weights: NoisyWeights | None
+    _signature: list[tuple[int, int, torch.Size, int]]  # of what they were found for
+    _generators: dict[Any, Any]
+    _in_graphs: list[NoisyWeights]
+    _magnitudes: tuple[int, set[int]] | None
+    _turn: int  # whose noise the last batch saw
 
     def __init__(
         self,
@@ -231,12 +237,12 @@ class NoisePoints(Rule):
             group[key] = value
 
     def _reset(self) -> None:
-        self._weights: NoisyWeights | None = None
-        self._signature: list[tuple[int, int, torch.Size, int]] = []
-        self._generators: dict[Any, Any] = {}
-        self._in_graphs: list[NoisyWeights] = []
-        self._magnitudes: tuple[int, set[int]] | None = None
-        self._turn = 0  # whose noise the last batch saw
+        self._weights = None
+        self._signature = []
+        self._generators = {}
+        self._in_graphs = []
+        self._magnitudes = None
+        self._turn = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a copy finds for itself."""
