@@ -386,11 +386,11 @@ def test_captured():
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
-    for method in ("sgd", "ssgd"):
+    for method in ("base", "both"):
         changes = ["phases=1", "lr=0.1", "train_limit=200", "test_limit=100", f"method={method}", "seeds=0,1"]
         execution = Execution(out=str(out / method), device="cpu", progress=False)
         train(get("digits").with_changes(changes), execution)
-    return [str(out / method / "digits" / f"seed-{seed}") for method in ("sgd", "ssgd") for seed in (0, 1)]
+    return [str(out / method / "digits" / f"seed-{seed}") for method in ("base", "both") for seed in (0, 1)]
 
 
 def test_the_command(runs, tmp_path, capsys):
