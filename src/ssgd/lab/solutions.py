@@ -1,4 +1,4 @@
-"""Solutions: the weights that a training has left, and the data they were trained and tested on."""
+"""The result of a run as the analysis takes it: weights, and the data they were trained and tested on."""
 
 from __future__ import annotations
 

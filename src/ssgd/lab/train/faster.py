@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from ...analysis.acceleration import captured_in
+from ...core.capture import captured_in
 from ...core.halves import halves
 from ...core.point_optimizer import PointOptimizer
 from ...core.random_state import capturing

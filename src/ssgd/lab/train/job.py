@@ -19,7 +19,7 @@ from ..data.faults import Skipped, counts
 from ..data.registry import Source, load
 from .checkpoint import Checkpoints, write_safetensors
 from .distributed import Ranks, by_first, total
-from .evaluating import with_recomputed_bn
+from .evaluating import tolerance_figures, with_recomputed_bn
 from .execution import Execution, resolved
 from .fingerprint import check_unchanged, of_files, of_model, of_words
 from .kinds import figure
@@ -239,10 +239,10 @@ class Job:
         marks = [row["seconds"] for row in self.directory.timings()]
         return [a for a, b in zip(marks, [*marks[1:], 0.0], strict=True) if b < a]
 
-    def _figures(self, run: Run) -> dict[str, float]:
+    def _figures(self, run: Run) -> dict[str, Any]:
         figures = {key: value for part in run.kind.at_the_end for key, value in run.evaluate(part).items()}
         told = {key: value for key, value in run.history[-1].items() if key.startswith(run.kind.every_epoch)}
-        return {**figures, **told, **with_recomputed_bn(run)}
+        return {**figures, **told, **with_recomputed_bn(run), **tolerance_figures(run)}
 
     def _row(self, run: Run, outcome: Mapping[str, Any]) -> dict[str, Any]:
         """The row of a run: recipe, outcome, environment, and the course it took."""

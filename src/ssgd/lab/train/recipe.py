@@ -110,6 +110,9 @@ class Recipe:
     parallel: str = declared("ddp", "How several processes share a training.", choices=("ddp", "fsdp"))
     sync_batchnorm: bool = declared(False, "Takes batch-norm's statistics over all devices instead of each.")
     recompute_bn: bool = declared(False, "Evaluates with batch-norm's statistics gathered again for the clean weights.")
+    tolerance: bool = declared(
+        False, "Measures the final weights under noise, pruning and few bits too, unless they are sharded."
+    )
     evaluate_every: int = declared(1, "The epochs from one evaluation to the next; the last is always made.", least=1)
     seeds: tuple[int, ...] = declared((0,), "The seeds; there is a run for each.", least=0, most=LARGEST_SEED)
 
