@@ -10,13 +10,13 @@ from ssgd.lab.data.corpora.free import connected, fake_speech, read_an4, read_fs
 from ssgd.lab.data.corpora.lists import read_kaldi, read_manifest
 from ssgd.lab.data.corpora.wsj import MAGIC, read_sphere, read_wsj
 from ssgd.lab.data.faults import Faults, Unusable, counts
+from ssgd.lab.data.registry import SPEECH as NAMES
 from ssgd.lab.data.speech.audio import FORMATS, read_audio
 from ssgd.lab.data.speech.features import Cepstra, LogMel, SpecAugment
 from ssgd.lab.data.speech.source import SpeechSource
 from ssgd.lab.data.speech.utterances import Corpus, Utterance, held_out
 
 FORMATS[MAGIC] = read_sphere  # wherever a file of that kind is listed
-NAMES = ("an4", "fsdd", "connected-digits", "wsj", "fake-speech")
 FSDD_SPEAKERS = {"valid": ("yweweler",), "test": ("theo",)}  # the others are trained on
 
 
