@@ -10,7 +10,6 @@ from ssgd.lab.data.corpora.free import connected, fake_speech, read_an4, read_fs
 from ssgd.lab.data.corpora.lists import read_kaldi, read_manifest
 from ssgd.lab.data.corpora.wsj import MAGIC, read_sphere, read_wsj
 from ssgd.lab.data.faults import Faults, Unusable, counts
-from ssgd.lab.data.registry import SPEECH as NAMES
 from ssgd.lab.data.speech.audio import FORMATS, read_audio
 from ssgd.lab.data.speech.features import Cepstra, LogMel, SpecAugment
 from ssgd.lab.data.speech.source import SpeechSource
@@ -33,7 +32,7 @@ def load_speech(
     test_limit: int | None = None,
     held_out: int = 0,
 ) -> SpeechSource:
-    """Loads one of ``NAMES``, whose files lie in ``folder``, or a path for which :func:`is_speech` is true.
+    """Loads one of the registry's ``SPEECH``, whose files lie in ``folder``, or a path for which :func:`is_speech` is true.
 
     ``bad="skip"`` leaves out utterances that cannot be used and counts them, ``"raise"`` ends with the first.
     """
