@@ -21,7 +21,10 @@ import torch
 from torch import Tensor
 
 from measure import CudaMeter, Row, interleaved, ratio, report, spread
+from ssgd.core.buckets import Chosen
 from ssgd.core.noise import DISTRIBUTIONS
+from ssgd.core.weights import NoisyWeights
+from ssgd.kernels.noise import FusedWeights
 from ssgd.lab import models
 
 NETS = {"resnet20": ("resnet20", 100), "wrn28_4": ("wrn28-4", 100), "resnet50": ("imagenet-resnet50", 1000)}
