@@ -12,6 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+FSDP1 = (
+    "FullyShardedDataParallel keeps the weights flat, and layers cannot be told apart: use FSDP2, "
+    "torch.distributed.fsdp.fully_shard"
+)
+SECOND_ORDER = {"AdaHessian", "Adahessian", "SophiaH"}  # their backward() needs create_graph=True
 ELSEWHERE = {  # bases whose state is not their own
     "ZeroRedundancyOptimizer": "its state is in optimizers of its own, so that checkpoints would lack it; use FSDP2",
     "PostLocalSGDOptimizer": "wrap the optimizer inside it, and average the weights after step()",
@@ -45,6 +50,10 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
             f"{type(base).__name__} has a setting {shared[0]!r} of its own, which would be taken for this method's "
             "level: use another base"
         )
+    if type(base).__name__ in SECOND_ORDER:
+        raise TypeError(
+            f"{type(base).__name__} is not served: it differentiates gradients again, at weights that have moved since"
+        )
     if isinstance(base, torch.optim.SparseAdam):
         raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")
 
@@ -52,6 +61,14 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
 def check_model(model: object) -> None:
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model must be the nn.Module that is trained, not {type(model).__name__}")
+    if model is not None and any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise TypeError(FSDP1)
+
+
+def check_flat(parameters: Iterable[Tensor]) -> None:
+    """Refuse FSDP1's parameters, by which it is known where the model is not given."""
+    if any(getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False) for p in parameters):
+        raise TypeError(FSDP1)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -91,16 +91,14 @@ class NoisyWeights(MovingWeights):
         self._draw: int | None = None  # that n is of
 
     @torch.no_grad()
-    def move(
-        self, sign: int, numbers: Numbers, draw: int, levels: Callable[[], Sequence[Level]], again: bool = False
-    ) -> None:
-        """w → w + sign · n, where ``levels()`` has one for each parameter group.
+    def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
+        """w → w + sign · n, where ``levels`` has one for each parameter group.
 
         n is drawn unless it is there already, and stays for another move with this draw if there is one ``again``.
         """
         if self._draw != draw:
             self.release()
-            self._noise, self._draw = self.noise(numbers, draw, levels()), draw
+            self._noise, self._draw = self.noise(numbers, draw, levels), draw
         self.keep()
         for bucket, noise in zip(self.buckets, self._noise, strict=True):
             bucket.follow()
