@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ssgd.analysis import results
-from ssgd.analysis.spectrum import Spectrum
-from ssgd.analysis.surface import Surface
+from ssgd.analysis import Spectrum, Surface, results
 from ssgd.lab.experiments import Results, get
 from ssgd.lab.experiments.questions import LABELS, labels
 from ssgd.lab.experiments.rows import Row

@@ -14,10 +14,10 @@ from ssgd.cli.compare import variants
 from ssgd.cli.main import CONNECTIONS, main
 from ssgd.lab.experiments import get, names
 from ssgd.lab.models import MODELS
-from ssgd.lab.recipes.configure import from_command_line
 from ssgd.lab.train import Recipe, RunDir, find_runs
-from ssgd.lab.train.__main__ import main as python_m
 from ssgd.methods import METHODS
+
+from .small_trainings import read
 
 SHORT = ["phases=1", "lr=0.1", "train_limit=100", "test_limit=50", "device=cpu", "progress=false"]
 
@@ -46,18 +46,16 @@ def test_help_lists_the_commands(capsys):
 @pytest.mark.parametrize("command", ["train", "compare"])
 @pytest.mark.parametrize("recipe", [["digits"], []])
 def test_help_of_a_recipe_lists_every_field_with_its_value(command, recipe, here, capsys):
-    pytest.importorskip("tyro", reason="options need tyro")
     with pytest.raises(SystemExit) as ended:
         main([command, *recipe, "--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     for field in ("--weight-decay", "--phases", "--seeds", "--checkpoint-seconds", "--tensorboard", "--out"):
         assert field in shown
-    assert "(default: 8-4)" in shown and "key=value works as well as --key value" in shown
+    assert ("(default: 8-4)" in shown) == bool(recipe) and "key=value works as well as --key value" in shown
 
 
 def test_options_and_words_mix(here, capsys):
-    pytest.importorskip("tyro", reason="options need tyro")
     words = [*SHORT, "method=split:0.3", "--seeds", "3", "4", "--batch", "25", "--no-augment", "--out", "x"]
     assert main(["train", "digits", *words]) == 0
     found = recipes_in("x")
@@ -83,7 +81,7 @@ def test_options_and_words_mix(here, capsys):
     ],
 )  # fmt: skip
 def test_a_method_is_the_same_as_an_option_and_as_a_word(words, found):
-    recipe, _ = from_command_line("fig3/conv/0.29", words, "ssgd train")
+    recipe, _ = read("fig3/conv/0.29", *words)
     assert (recipe.method, recipe.level, recipe.settings) == found
 
 
@@ -92,28 +90,27 @@ def test_a_method_is_the_same_as_an_option_and_as_a_word(words, found):
     [["phases=1-2", "--lr", "0.3", "0.2"], ["--phases", "1-2", "lr=0.3,0.2"], ["--lr=0.3,0.2", "--phases=1-2"]],
 )
 def test_rates_and_phases_are_read_together_however_they_are_said(words):
-    recipe, execution = from_command_line("cifar100", [*words, "--out", "x"], "ssgd train")
+    recipe, execution = read("cifar100", *words, "--out", "x")
     assert (recipe.phases, recipe.lr, execution.out) == ("1-2", (0.3, 0.2), "x")
 
 
 def test_help_behind_an_option_is_help(capsys):
     with pytest.raises(SystemExit) as ended:
-        from_command_line("digits", ["--lr", "0.1", "-h"], "ssgd train")
+        read("digits", "--lr", "0.1", "-h")
     assert ended.value.code == 0 and "--weight-decay" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--method"], ["--method", "--lr", "0.1"]])
-def test_a_method_that_is_not_said_is_asked_for(words):
-    with pytest.raises(ValueError, match="--method needs a value behind it, as in --method split"):
-        from_command_line("digits", words, "ssgd train")
+def test_a_method_that_is_not_said_is_asked_for(words, capsys):
+    with pytest.raises(SystemExit):
+        read("digits", *words)
+    assert "argument --method: expected one argument" in capsys.readouterr().err
 
 
 def test_a_wrong_option_is_answered(here, capsys):
-    pytest.importorskip("tyro", reason="options need tyro")
     for words in (["--colour", "red"], ["--batch", "0"], ["--batch", "many"]):
-        with pytest.raises(SystemExit) as ended:
-            main(["train", "digits", *words])
-        assert ended.value.code == 2 and words[0].strip("-") in capsys.readouterr().err
+        assert main(["train", "digits", *words]) == 2
+        assert words[0].strip("-") in capsys.readouterr().err
     assert not os.listdir()
 
 
@@ -122,7 +119,16 @@ def test_a_wrong_option_is_answered(here, capsys):
     [
         (["train"], "ssgd: ssgd train needs the name of a recipe: `ssgd recipes` lists them"),
         (["train", "digts"], "ssgd: no recipe called 'digts': did you mean digits?"),
-        (["train", "digits", "colour=red"], "ssgd: cannot use 'colour=red': write key=value"),
+        (["train", "digits", "colour=red"], "ssgd: cannot use 'colour=red': `ssgd train --help` lists the fields"),
+        (
+            ["train", "digits", "noise=0.2"],
+            "ssgd: cannot use 'noise=0.2': the noise level is part of the method: method=s",
+        ),
+        (["train", "digits", "--rho", "0.1"], "ssgd: cannot use 'rho': rho is part of the method: method=sam:0.1"),
+        (["train", "digits", "share=0.1"], "share is part of the method: method=m-arwp settings.share=0.1"),
+        (["train", "digits", "wokers=2"], "ssgd: cannot use 'wokers=2': did you mean workers"),
+        (["train", "digits", "method=ssdg"], "ssgd: no method called 'ssdg': did you mean ssgd"),
+        (["train", "digits", "words"], "ssgd: cannot use 'words': write key=value, after the name of a recipe"),
         (["train", "digits", "phases=1-x"], "ssgd: cannot read phases='1-x'"),
         (["train", "digits", "keep=0"], "ssgd: keep must be a whole number of at least 1"),
         (["train", "digits", "level=0.3"], "ssgd: base has no level to set to 0.3: give a method too"),
@@ -221,7 +227,7 @@ def test_a_folder_of_images_needs_a_model_for_images(model, here, monkeypatch, c
         (here / "imgs" / place / "1.png").touch()
     assert main(["compare", f"model={model}", "data=imgs"]) == 2
     assert re.search(rf"ssgd: {model} is for \w+, and imgs is images: choose another", capsys.readouterr().err)
-    recipe, _ = from_command_line(None, ["model=small-cnn", "data=~/imgs"], "ssgd compare")
+    recipe, _ = read("model=small-cnn", "data=~/imgs")
     assert recipe.name == "imgs/small-cnn"
 
 
@@ -306,8 +312,9 @@ def test_tensorboard_gets_the_metrics_when_asked(here):
         assert found == [(row["epoch"], pytest.approx(row[key], rel=1e-6)) for row in metrics]
 
 
-def test_the_bar_shows_loss_accuracy_rate_and_time_left(here, capsys):
+def test_the_bar_shows_loss_accuracy_rate_and_time_left(here, capsys, monkeypatch):
     pytest.importorskip("tqdm", reason="needs tqdm")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     words = [word for word in SHORT if word != "progress=false"]
     assert main(["train", "digits", *words, "phases=30"]) == 0
     shown = capsys.readouterr().err
@@ -316,28 +323,27 @@ def test_the_bar_shows_loss_accuracy_rate_and_time_left(here, capsys):
     assert re.search(r"100%.* 3\.00k/3\.00k ", shown)  # 30 epochs of 100 images
 
 
-def test_python_m_trains_with_torch_and_numpy_alone(here):
-    """Nothing else may be needed: every other package is as if it were not installed."""
-    code = """
+@pytest.mark.parametrize(
+    "missing", [(), ("tqdm", "matplotlib", "tensorboard", "safetensors", "PIL", "scipy", "pandas")]
+)
+def test_without_a_terminal_or_other_packages_there_is_a_line_an_epoch(missing, here):
+    """Nothing but torch and numpy may be needed: every other package is as if it were not installed."""
+    code = f"""
 import sys
-for name in ("tqdm", "tyro", "matplotlib", "tensorboard", "safetensors", "PIL", "scipy", "pandas", "yaml"):
+for name in {missing}:
     sys.modules[name] = None
-from ssgd.lab.train.__main__ import main
+if {missing}:
+    sys.stderr.isatty = lambda: True
+from ssgd.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
     words = [word for word in SHORT if word != "progress=false"]
-    process = subprocess.run([sys.executable, "-c", code, "digits", *words], capture_output=True, text=True)
+    command = [sys.executable, "-c", code, "train", "digits", *words, "phases=2", "--batch", "50"]
+    process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    assert "without tqdm there is no progress bar: pip install tqdm" in process.stderr
-    assert re.search(r"^digits/seed-0: epoch 1: loss \d", process.stderr, re.MULTILINE)
-    assert RunDir("runs/digits/seed-0").result()["epochs"] == 1
-
-
-def test_options_without_tyro_say_what_to_install(here, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tyro", None)
-    assert main(["train", "digits", "--batch", "25"]) == 1
-    assert "options such as --batch need tyro: pip install 'ssgd[cli]', or write key=value" in capsys.readouterr().err
-    assert main(["train", "digits", *SHORT]) == 0
+    assert re.findall(r"^digits/seed-0: epoch (\d): loss \d", process.stderr, re.MULTILINE) == ["1", "2"]
+    assert "\r" not in process.stderr
+    assert RunDir("runs/digits/seed-0").result()["epochs"] == 2
 
 
 def test_tensorboard_that_is_missing_is_named(here, monkeypatch, capsys):
@@ -347,11 +353,17 @@ def test_tensorboard_that_is_missing_is_named(here, monkeypatch, capsys):
     assert not os.path.exists("runs/digits/seed-0/metrics.jsonl")  # before the first epoch, not after it
 
 
-def test_python_m_lists_the_recipes(capsys):
-    assert (python_m(["--help"]), python_m([])) == (0, 2)
-    shown = capsys.readouterr().out
-    assert "python -m ssgd.lab.train RECIPE key=value" in shown and "table2/cifar100/vgg16/both-0.52" in shown
-    assert python_m(["digts"]) == 2 and "did you mean digits?" in capsys.readouterr().err
+def test_a_command_that_is_not_there_suggests_one(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["trian"])
+    assert ended.value.code == 2 and "no command called 'trian': did you mean train?" in capsys.readouterr().err
+
+
+def test_listing_the_methods_loads_no_training():
+    code = "import sys; from ssgd.cli.main import main; main(['methods']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.splitlines()[-1].split() if name.startswith("ssgd.")}
+    assert not {"ssgd.lab.train", "ssgd.lab.experiments", "ssgd.lab.data", "ssgd.cli.train"} & loaded
 
 
 def test_a_reader_that_closes_early_is_no_error():
@@ -363,8 +375,7 @@ def test_a_reader_that_closes_early_is_no_error():
 
 
 def test_a_switch_is_an_option_of_its_own():
-    pytest.importorskip("tyro", reason="options need tyro")
-    recipe, execution = from_command_line("digits", ["--deterministic", "--no-progress", "--nesterov"], "ssgd train")
+    recipe, execution = read("digits", "--deterministic", "--no-progress", "--nesterov")
     assert execution.deterministic and not execution.progress and recipe.nesterov
-    recipe, execution = from_command_line("digits", ["--lr", "0.1", "0.2"], "ssgd train")
+    recipe, execution = read("digits", "--lr", "0.1", "0.2")
     assert not execution.deterministic and execution.progress and not recipe.nesterov

@@ -11,17 +11,17 @@ from dataclasses import replace
 import torch
 
 from ssgd.lab.data import load
-from ssgd.lab.data.resize import cut
+from ssgd.lab.data.augment import cut
 from ssgd.lab.data.speech.ctc import ctc_loss
 from ssgd.lab.experiments import get
 from ssgd.lab.models import build
 from ssgd.lab.train import Execution, train
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.execution import set_up
-from ssgd.lab.train.graphs import GraphSteps
+from ssgd.lab.train.faster import GraphSteps
 from ssgd.lab.train.job import Sources
 from ssgd.lab.train.recipe import Recipe
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 
 try:
     import pytest

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from ssgd.lab.safetensors import read_safetensors
 from ssgd.lab.train import Execution, Recipe, compare, train
+from ssgd.lab.train.checkpoint import read_safetensors
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.execution import set_up, settled
+from ssgd.lab.train.execution import resolved, set_up
+from ssgd.lab.train.faster import PairStep
 from ssgd.lab.train.job import Job, Sources
-from ssgd.lab.train.pair import PairStep
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 from ssgd.methods.registry import METHODS
 
 try:
@@ -302,7 +302,7 @@ def same_end(one: str, other: str, name: str, seed: int = 0) -> None:
 
 def advance(recipe: Recipe, execution: Execution, steps: int) -> None:
     """Some steps of a job, as a process that is then killed takes them."""
-    set_up(settled(recipe, "cuda"), execution)
+    set_up(resolved(recipe, "cuda"), execution)
     job = Job(recipe, 0, execution, Ranks(), print)
     job.begin(Sources(execution))
     for _ in range(steps):

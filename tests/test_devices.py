@@ -14,7 +14,8 @@ from torch.optim import SGD
 from ssgd import methods
 from ssgd.lab import models
 from ssgd.lab.experiments import get
-from ssgd.lab.train import Execution, Recipe, classify, train
+from ssgd.lab.train import Execution, Recipe, train
+from ssgd.lab.train.kinds import Images
 from ssgd.lab.train.steps import Step
 from ssgd.methods.dropconnect import DroppedWeights
 
@@ -28,8 +29,8 @@ def start(name, devices=4, **options):
     options = {"noise": 0.2, "seed": 3, **options} if name != "base" else {}
     opt = method.build(SGD(net.parameters(), lr=0.1, momentum=0.9), net, **options)
     if name != "base":
-        opt.stand_for(devices)
-    return net, opt, Step(method, opt, net, classify.objective, nullcontext, torch.zeros(3), devices=devices)
+        opt.as_ranks(devices)
+    return net, opt, Step(method, opt, net, Images.objective, nullcontext, torch.zeros(3), devices=devices)
 
 
 def batches(count=3, size=16):
@@ -78,7 +79,7 @@ def test_gradients_are_the_mean_over_devices_before_they_are_clipped():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
         opt = methods.get("base").build(SGD(net.parameters(), lr=1.0), net)
-        step = Step(methods.get("base"), opt, net, classify.objective, nullcontext, torch.zeros(3), clip, devices)
+        step = Step(methods.get("base"), opt, net, Images.objective, nullcontext, torch.zeros(3), clip, devices)
         before = net[1].weight.detach().clone()
         for batch in batches(1):
             step(*batch)
@@ -94,7 +95,7 @@ def test_what_a_cuda_graph_replays_is_the_eager_step(name, monkeypatch):
     for batch in batches():
         step(*batch)
     replayed, opt, captured = start(name)
-    monkeypatch.setattr("ssgd.core.noisy.capturing", lambda: True)
+    monkeypatch.setattr("ssgd.core.random_state.capturing", lambda: True)
     for batch in batches():
         opt.before_replay()
         captured(*batch)
@@ -103,7 +104,7 @@ def test_what_a_cuda_graph_replays_is_the_eager_step(name, monkeypatch):
 
 def test_a_graph_holds_one_batch_for_each_device(monkeypatch):
     _, opt, _ = start("both", 2)
-    monkeypatch.setattr("ssgd.core.noisy.capturing", lambda: True)
+    monkeypatch.setattr("ssgd.core.random_state.capturing", lambda: True)
     opt.before_replay()
     with pytest.raises(RuntimeError, match="a CUDA graph holds one batch a step"):
         noises(opt, 3)
@@ -111,7 +112,7 @@ def test_a_graph_holds_one_batch_for_each_device(monkeypatch):
 
 def test_a_graph_cannot_put_random_states_back(monkeypatch):
     _, opt, _ = start("both", rng="same")
-    monkeypatch.setattr("ssgd.core.noisy.capturing", lambda: True)
+    monkeypatch.setattr("ssgd.core.random_state.capturing", lambda: True)
     with pytest.raises(RuntimeError, match='rng="same" puts random states back on the host'):
         noises(opt, 1)
 

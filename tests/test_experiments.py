@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from ssgd import paper_level
+from ssgd.analysis import Spectrum, Surface
 from ssgd.analysis import results as analysis
-from ssgd.analysis.spectrum import Spectrum
-from ssgd.analysis.surface import Surface
 from ssgd.cli.main import main
 from ssgd.lab.experiments import (
     EXPERIMENTS,
@@ -35,10 +34,10 @@ from ssgd.lab.experiments.identity import identity
 from ssgd.lab.experiments.planning import expected_seconds, longest_first
 from ssgd.lab.experiments.rows import Row
 from ssgd.lab.experiments.running import branch, carry_out
-from ssgd.lab.safetensors import read_safetensors
 from ssgd.lab.train import Execution, Recipe, train
+from ssgd.lab.train.checkpoint import read_safetensors
 from ssgd.lab.train.engine import Stopped
-from ssgd.lab.train.execution import settled
+from ssgd.lab.train.execution import resolved
 from ssgd.lab.train.rundir import RunDir
 
 from .tiny_experiments import cut_after, made_of, tiny
@@ -61,7 +60,7 @@ NEEDED |= {"passes", "seconds", "scale", "device", "versions", "commit", "recipe
 
 
 def row_of(recipe, seed=0, **more):
-    recipe = settled(replace(recipe, seeds=(seed,)), "cpu")
+    recipe = resolved(replace(recipe, seeds=(seed,)), "cpu")
     told = {name: getattr(recipe, name) for name in ("model", "data", "method", "phases")}
     return Row(
         {"experiment": recipe.name, "seed": seed, "recipe": recipe.to_json(), **told, "test_accuracy": 50.0, **more}
@@ -556,7 +555,9 @@ def test_an_equal_runs_weights_are_looked_for_below_out_and_only_where_nothing_i
         (run,) = plan(made_of(recipe, picture=picture, **more), "paper", results, "elsewhere").runs
         return run.folder, run.to_do
 
-    own, other = (replace(here, out="elsewhere").place(replace(recipe, name=f"test/{n}"), 0) for n in ("one", "same"))
+    own, other = (
+        replace(here, out="elsewhere").run_folder(replace(recipe, name=f"test/{n}"), 0) for n in ("one", "same")
+    )
     assert planned() == (own, True)
     for folder in (other, own):
         folder.mkdir(parents=True)
@@ -573,17 +574,17 @@ def test_a_branch_ends_as_if_it_had_been_trained_from_the_start(here):
         recipe = recipes[label]
         whole = replace(here, out="whole")
         train(recipe, whole)
-        assert (here.place(recipe, 0) / "resumed.jsonl").exists()
-        states = [read_safetensors(way.place(recipe, 0) / "weights.safetensors") for way in (here, whole)]
+        assert (here.run_folder(recipe, 0) / "resumed.jsonl").exists()
+        states = [read_safetensors(way.run_folder(recipe, 0) / "weights.safetensors") for way in (here, whole)]
         assert all((states[0][name] == states[1][name]).all() for name in states[1])
-        metrics = [(way.place(recipe, 0) / "metrics.jsonl").read_bytes() for way in (here, whole)]
+        metrics = [(way.run_folder(recipe, 0) / "metrics.jsonl").read_bytes() for way in (here, whole)]
         assert metrics[0] == metrics[1]
 
 
 def test_the_seconds_of_a_branch_are_those_of_the_whole_training(here):
     stem, recipe = tiny("stem"), replace(tiny("longer"), phases="1-1")
     train(stem, here)
-    clock = RunDir(here.place(stem, 0))
+    clock = RunDir(here.run_folder(stem, 0))
     clock.add_timing({"epoch": 1, "seconds": 1000.0})
     clock.add_timing({"epoch": 1, "seconds": 0.0})  # taken up again
     clock.add_timing({"epoch": 1, "seconds": 500.0})
@@ -662,7 +663,7 @@ def test_stems_are_those_of_each_task_and_not_needed_where_nothing_is_drawn(here
     results, experiment = Results("results"), made_of(a, longer, b, stem="stem")
     assert carry_out(plan(experiment, "paper", results, seeds=[0]), here, results) == {}
     assert carry_out(plan(experiment, "paper", results, seeds=[1], only="longer"), here, results) == {}
-    begun = {seed: (here.place(longer, seed) / "resumed.jsonl").exists() for seed in (0, 1)}
+    begun = {seed: (here.run_folder(longer, seed) / "resumed.jsonl").exists() for seed in (0, 1)}
     assert begun == {0: True, 1: False}
     names = [(row["experiment"], row["seed"], row["passes"]) for row in results.rows]
     assert names[:3] == [("test/a/stem", 0, 1), ("test/b/base", 0, 1), ("test/a/longer", 0, 2)]

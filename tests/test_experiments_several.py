@@ -111,9 +111,8 @@ def test_figures_2_and_7_share_their_runs_and_each_gets_its_picture(here):
     assert carry_out(found, here, results) == {}
     assert sum(counted().values()) == 3
     assert sorted(path.name for path in Path("results").rglob("*.npz")) == ["line.npz", "plane.npz"]
-    assert (
-        here.place(next(run for run in found[0].runs if run.label == "both").recipe, 0) / "resumed.jsonl"
-    ).exists()  # it went on from the stem
+    branched = next(run.recipe for run in found[0].runs if run.label == "both")
+    assert (here.run_folder(branched, 0) / "resumed.jsonl").exists()  # it went on from the stem
 
 
 def test_a_picture_that_two_draw_is_computed_once(here, monkeypatch):

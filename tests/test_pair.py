@@ -10,11 +10,9 @@ from torch.optim import SGD
 
 from ssgd import SSGD, methods
 from ssgd.lab import models
-from ssgd.lab.train import classify
-from ssgd.lab.train.counters import BatchCounters
-from ssgd.lab.train.graphs import unchanged
-from ssgd.lab.train.pair import PairStep, can_pair
-from ssgd.lab.train.steps import Step
+from ssgd.lab.train.faster import PairStep, can_pair, unchanged
+from ssgd.lab.train.kinds import Images
+from ssgd.lab.train.steps import BatchCounters, Step
 
 
 def trained(kind, name, size, steps=4, dropout=False, **options):
@@ -25,7 +23,7 @@ def trained(kind, name, size, steps=4, dropout=False, **options):
         net = nn.Sequential(nn.Dropout(0.3), net)
     method = methods.get(name)
     opt = method.build(SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True), net, noise=0.2, seed=3, **options)
-    step = kind(method, opt, net, classify.objective, nullcontext, torch.zeros(3))
+    step = kind(method, opt, net, Images.objective, nullcontext, torch.zeros(3))
     numbers = torch.Generator().manual_seed(1)
     for _ in range(steps):
         step(torch.randn(size, 1, 8, 8, generator=numbers), torch.randint(10, (size,), generator=numbers))
@@ -136,7 +134,7 @@ def test_layers_that_a_pass_does_not_use(name):
         torch.manual_seed(0)
         net, method = Partly(), methods.get(name)
         opt = method.build(SGD(net.parameters(), lr=0.1, weight_decay=0.1), net, noise=0.2, seed=3)
-        step = kind(method, opt, net, classify.objective, nullcontext, torch.zeros(3))
+        step = kind(method, opt, net, Images.objective, nullcontext, torch.zeros(3))
         for _ in range(3):
             step(torch.randn(8, 1, 8, 8), torch.randint(10, (8,)))
         found.append([p.detach().clone() for p in net.parameters()])
@@ -146,7 +144,7 @@ def test_layers_that_a_pass_does_not_use(name):
 def test_steps_inside_unchanged_leave_no_trace():
     net, opt, sums = trained(Step, "both", 8)
     method = methods.get("both")
-    step = Step(method, opt, net, classify.objective, nullcontext, sums)
+    step = Step(method, opt, net, Images.objective, nullcontext, sums)
     tensors = [*net.parameters(), *net.buffers(), sums, *(s["momentum_buffer"] for s in opt.state.values())]
     before, counter = [t.clone() for t in tensors], opt.param_groups[0]["noise_step"]
     x, y = torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
@@ -161,7 +159,7 @@ def test_steps_inside_unchanged_leave_no_trace():
 def test_a_step_that_fails_inside_unchanged_leaves_no_trace(monkeypatch):
     """As in a capture that is refused in the middle: the run steps on eagerly, with the noise it would have had."""
     net, opt, sums = trained(Step, "both", 8)
-    step = Step(methods.get("both"), opt, net, classify.objective, nullcontext, sums)
+    step = Step(methods.get("both"), opt, net, Images.objective, nullcontext, sums)
     batch = torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
     before = [p.clone() for p in net.parameters()]
     monkeypatch.setattr(opt.base, "step", lambda: 1 / 0)
@@ -186,7 +184,7 @@ def test_the_minus_pass_is_forked_before_the_plus_pass_and_joined_after_it(monke
         done.append(f"pass on {current[-1].name}")
         if fails and len(current) == 2:
             raise ZeroDivisionError
-        return classify.objective(*arguments)
+        return Images.objective(*arguments)
 
     @contextmanager
     def on(stream):

@@ -60,7 +60,7 @@ def test_twice_the_epochs_of_sgd_2x_in_the_phases_it_trains():
         ("75s-50", {}, "cannot read phases"),
         ("75-50(split:0.15", {}, "cannot read phases"),
         ("75-50(split:1e)-1", {}, r"cannot read phases='75-50\(split:1e\)-1'"),
-        ("75-50(splt)-1", {}, "no method called 'splt': use one of base"),
+        ("75-50(splt)-1", {}, "no method called 'splt': did you mean split"),
         ("75-50", {}, "needs one lr for all or one for each of 2 phases, not 3"),
         ("0-0-0", {}, "phases=0-0-0 has no epoch to train"),
         ("10*2", {}, r"phases=10\*2 has no end of its own: give epochs=300"),

@@ -10,8 +10,9 @@ import pytest
 
 from ssgd import demo
 from ssgd.cli.main import main
-from ssgd.lab.recipes.configure import from_command_line, named
 from ssgd.lab.train import Recipe, find_runs
+
+from .small_trainings import read
 
 Image = pytest.importorskip("PIL.Image", reason="folders of images need pillow")
 
@@ -67,11 +68,11 @@ def test_a_comparison_as_it_is_typed(here):
 
 
 def test_defaults_fit_the_folder_and_the_model(here):
-    own, _ = from_command_line(None, ["model=my.module:build", "data=folder"], "ssgd compare")
+    own, _ = read("model=my.module:build", "data=folder")
     assert (own.batch, own.image_size, own.seeds, own.schedule.epochs) == (4, 224, (0, 1, 2), 30)
-    known, _ = from_command_line(None, ["model=resnet20", "data=folder"], "ssgd compare")
+    known, _ = read("model=resnet20", "data=folder")
     assert known.image_size == 32 and known.name == "folder/resnet20"
-    changed, execution = from_command_line(None, ["--model=my.module:build", "--data=folder", "--batch", "6"], "x")
+    changed, execution = read("--model=my.module:build", "--data=folder", "--batch", "6")
     assert (changed.batch, execution.out) == (6, "runs")
 
 
@@ -122,13 +123,6 @@ def test_folders_that_are_not_ready_are_told_apart(here, capsys):
     (here / "folder" / "val").rename(here / "folder" / "elsewhere")
     assert "has neither val/ nor test/" in said(["data=folder"])
     assert not os.path.exists("runs")
-
-
-def test_the_first_word_is_the_recipe_unless_it_is_a_field():
-    assert named(["digits", "lr=0.1"]) == ("digits", ["lr=0.1"])
-    assert named(["lr=0.1", "digits"]) == (None, ["lr=0.1", "digits"])
-    assert named(["--seeds", "0", "1"]) == (None, ["--seeds", "0", "1"])
-    assert named([]) == (None, [])
 
 
 def test_help_and_demo_end_with_what_comes_next(capsys, monkeypatch, tmp_path):

@@ -10,8 +10,8 @@ from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
 
 from ssgd import SSGD
 from ssgd.core.noise import mix
-from ssgd.lab.safetensors import read_safetensors
 from ssgd.lab.train import RunDir, train
+from ssgd.lab.train.checkpoint import read_safetensors
 
 from .small_trainings import SMALL, folder, fresh_net, small, source
 

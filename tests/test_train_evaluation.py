@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from ssgd.lab import models
-from ssgd.lab.safetensors import read_safetensors
-from ssgd.lab.train import RunDir, classify, train
+from ssgd.lab.train import RunDir, train
+from ssgd.lab.train.checkpoint import read_safetensors
+from ssgd.lab.train.kinds import Images
 
 from .small_trainings import folder, run_of, small
 
@@ -79,5 +80,5 @@ def test_evaluation_leaves_every_module_in_its_mode():
     seen = []
     frozen.register_forward_hook(lambda *_: seen.append(net.training))
     batch = torch.randn(4, 1, 8, 8), torch.randint(10, (4,))
-    classify.count(net, [batch], nullcontext, torch.device("cpu"))
+    Images.count(net, [batch], nullcontext, torch.device("cpu"))
     assert seen == [False] and net.training and not frozen.training

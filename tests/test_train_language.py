@@ -9,12 +9,12 @@ import torch
 from ssgd.lab.data import load
 from ssgd.lab.experiments import get
 from ssgd.lab.models import build
-from ssgd.lab.models.dropout import set_dropout
+from ssgd.lab.models.registry import set_dropout
 from ssgd.lab.train import Execution, train
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.job import Job, Sources
 from ssgd.lab.train.phases import parse
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 
 WORDS = replace(get("words"), phases="1-1", train_limit=3000, test_limit=500)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssgd.lab.safetensors import read_safetensors
 from ssgd.lab.train import RunDir, train
+from ssgd.lab.train.checkpoint import read_safetensors
 from ssgd.methods import METHODS
 
 from .small_trainings import folder, fresh_net, of, run_of, small, trained

@@ -2,8 +2,8 @@
 
 from .core.batchnorm import recompute_bn
 from .core.noise import Distribution, paper_level
+from .core.passes import Point
 from .core.selection import select
-from .core.walk import Point
 from .optimizer import SSGD
 from .schedules import NoiseSchedule
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +10,13 @@ from torch.optim import Optimizer
 
 from .core.checks import check_choice, check_count
 from .core.noise import Distribution, Fill
-from .core.noisy import Noisy
+from .core.noise_points import NoisePoints
 from .core.parallel import is_sharded
-from .core.points import Level
-from .core.walk import Point
+from .core.point_optimizer import PointOptimizer
+from .core.weights import Level
 
 
-class SSGD(Noisy):
+class SSGD(PointOptimizer):
     """Symmetrical SGD (Sung et al., 2020) around an optimizer instance.
 
     Each step averages the gradients at w + n and w − n, where the noise n has in every selected weight tensor the norm
@@ -36,9 +35,10 @@ class SSGD(Noisy):
 
     Args:
         base: the optimizer that updates w. Its parameter groups and state are shared, not copied.
-        noise: the level, ``||n|| / ||w||`` in each tensor (for ``distribution="uniform"`` the peak in units of the
-            tensor's rms). It is the key ``"noise"`` of every parameter group and may be changed there at any time; a
-            0-dim tensor can be changed under a CUDA graph, and is then never taken for zero.
+        noise: the level, ``||n|| / ||w||`` in each tensor (for ``distribution="uniform"`` its expectation;
+            :func:`ssgd.paper_level` converts the paper's unit). It is the key ``"noise"`` of every parameter group and
+            may be changed there at any time; a 0-dim tensor can be changed under a CUDA graph, and is then never taken
+            for zero.
         model: the module trained, as it is called: the DDP or FSDP module. Needed for DDP's single all-reduce, for
             sharded parameters, for ``bn_stats``, and where another optimizer updates a part of it.
         mode: ``"both"``: every process takes both signs; ``"mirror"``: even ranks take +n, odd ranks −n.
@@ -77,58 +77,44 @@ class SSGD(Noisy):
     ) -> None:
         check_choice("mode", mode, ("both", "mirror"))
         check_count("pairs", pairs)
-        self.mode = mode
-        self.pairs = pairs
-        super().__init__(
-            base,
+        both = [(sign, pair) for pair in range(pairs) for sign in (1, -1)]
+        if mode == "mirror":
+            points, halves = [(1, pair) for pair in range(pairs)], None
+            no_split = 'split() takes both signs on every rank: use mode="both", or points()'
+        else:
+            points, halves = both, both if pairs == 1 else None
+            no_split = "split() has two halves for one pair of signs: use pairs=1, or points()"
+        rule = NoisePoints(
             noise,
-            model=model,
+            points,
+            {"perturb": perturb, "per_rank": per_rank, "seed": seed, "foreach": foreach},
             distribution=distribution,
-            perturb=perturb,
-            bn_stats=bn_stats,
-            rng=rng,
-            per_rank=per_rank,
-            seed=seed,
-            nonfinite=nonfinite,
-            foreach=foreach,
+            halves=halves,
+            no_split=no_split,
             mirror=mode == "mirror",
         )
-
-    def points(self) -> Iterator[Point]:
-        """The points to take this batch's gradient at; run forward and backward inside ``with point:``."""
-        signs = [1, -1] if self.mode == "both" else [self._place.sign]
-        yield from self._over(signs * self.pairs)
-
-    def split(self, *batch: Any) -> Iterator[tuple[Point, Any]]:
-        """+n with the first half of the batch, −n with the other: ``(point, half)`` twice.
-
-        The batch is any nested structure of tensors with one entry a sample. Each half's gradient is weighed by its
-        share of the samples, as the mean loss of the whole batch would.
-        """
-        if self.pairs > 1:
-            raise ValueError("split() has two halves for one pair of signs: use pairs=1, or points()")
-        if self.mode == "mirror":
-            raise ValueError('split() takes both signs on every rank: use mode="both", or points()')
-        yield from self._over_halves(batch, [1, -1])
+        super().__init__(base, rule, model=model, bn_stats=bn_stats, rng=rng, nonfinite=nonfinite)
+        self.mode, self.pairs, self.distribution = mode, pairs, rule.distribution
 
     @torch.no_grad()
-    def both_points(self) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
-        """w + n and w − n as tensors of their own, by parameter, for passes that run at the same time.
+    def both_points(
+        self, out: Sequence[Mapping[Tensor, Tensor]] | None = None
+    ) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
+        """Return w + n and w − n as tensors of their own, by parameter, for passes that run at the same time.
 
-        In place of points(): w stays, the caller leaves the mean gradient in ``p.grad``, and step() follows.
+        In place of points(): w stays, the caller leaves the mean gradient in ``p.grad``, and step() follows. ``out``:
+        two mappings from each tensor of ``selected`` to one of its shape, dtype, device and strides, to write to.
         """
         in_turn = self.bn_stats != "both" or self.rng == "same"  # these reach from one pass to the next
-        one_pair = self.pairs == 1 and self.mode == "both" and self._noisy()
+        one_pair = self.pairs == 1 and self.mode == "both" and not self.rule.is_off(self)
         if in_turn or not one_pair or any(map(is_sharded, self.selected)):
             raise ValueError(
                 'both_points() needs whole tensors, one pair, mode="both", bn_stats="both", rng="independent" and '
                 "a level above 0: use points()"
             )
-        walk = self._over([1, -1])
-        weights = self._moving_weights()
-        found = weights.both(*self._levels_and_generators(weights))
-        walk.done = len(walk.points)
-        return found
+        assert isinstance(self.rule, NoisePoints)
+        self._begin(None).finish()
+        return self.rule.both(self, out)
 
     def __repr__(self) -> str:
         options = f"mode={self.mode!r}, distribution={self.distribution.name!r}, pairs={self.pairs}"

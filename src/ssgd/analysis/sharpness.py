@@ -1,4 +1,4 @@
-"""How sharp the minimum is: the worst loss in a box around it, the symmetric excess under noise, SAM's climb.
+"""Sharpness of a minimum: the worst loss in a box around it, the symmetric excess under noise, SAM's climb.
 
 Every measure is of the whole data, leaves the model as it was, and says which statistics batch-norm used: ``mode`` is
 ``"eval"`` (the running ones) or ``"train"`` (each batch's own, as S-SGD's passes see them). Dropout is off. Every pass
@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core import stale
-from ..core.buckets import as_real, make_buckets
+from ..core.buckets import Chosen, as_real
 from ..core.checks import check_count, check_level, check_seed
-from ..core.noise import Distribution, Fill, as_distribution, mix
-from ..core.points import TwoPoints
+from ..core.noise import Distribution, Fill, as_distribution
 from ..core.selection import default_selection, magnitudes, trainable
-from .gathering import NO_BATCHES
-from .task import Task, evaluating, gradients, kept, replayed
+from ..core.weights import NoisyWeights
+from .task import NO_BATCHES, Task, evaluating, gradients, kept, replayed
 
 Array = NDArray[np.float64]
 
@@ -79,8 +78,8 @@ class Excess:
     def trace(self) -> float:
         """2 · mean / level². In small noise, the Hessian's trace with each weight measured in the level's unit.
 
-        For ``sphere`` and ``sign`` that is Σ_l rms(w_l)² tr(H_ll) over the tensors l that moved, whatever the scale of
-        their weights; for ``gaussian`` tr(H) itself; for ``uniform`` a third of the first.
+        For ``sphere``, ``sign`` and ``uniform`` that is Σ_l rms(w_l)² tr(H_ll) over the tensors l that moved, whatever
+        the scale of their weights; for ``gaussian`` tr(H) itself.
         """
         return 2 * self.mean / self.level**2
 
@@ -95,7 +94,7 @@ def symmetric_excess(
     perturb: Iterable[Tensor] | None = None,
     mode: str = "eval",
 ) -> Excess:
-    """How much the loss rises on average over w ± n: what S-SGD itself flattens, best seen with ``mode="train"``.
+    """Measures the average rise of the loss over w ± n, which S-SGD flattens, best seen with ``mode="train"``.
 
     Level, distribution and ``perturb`` are those of :class:`ssgd.SSGD`. The directions depend on seed and pair alone:
     two levels are compared along the same ones.
@@ -105,23 +104,23 @@ def symmetric_excess(
         raise ValueError("at level 0 there is no noise to measure the excess of: give a level above 0")
     check_count("pairs", pairs)
     seed = check_seed(seed)
-    plus, minus, lengths = [], [], []
+    plus: list[float] = []
+    minus: list[float] = []
+    lengths = []
     with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
         weights = noisy_weights(task, as_distribution(distribution), perturb)
-        generators = [torch.Generator(bucket.tensors[0].device) for bucket in weights.buckets]
         clean, _ = task.measure()
         for pair in range(pairs):
-            for index, generator in enumerate(generators):
-                generator.manual_seed(mix(seed, pair, 0, index))
             try:
-                weights.plus([level], generators)
-                lengths.append(_length(weights))
-                plus.append(task.measure()[0])
-                weights.rest()
-                weights.minus()
-                minus.append(task.measure()[0])
+                for sign, losses in ((1, plus), (-1, minus)):
+                    weights.move(sign, (seed, pair, 0), 0, lambda: [level], again=sign > 0)
+                    if sign > 0:
+                        lengths.append(_length(weights))
+                    losses.append(task.measure()[0])
+                    weights.restore()
             finally:
                 weights.restore()
+                weights.release()
     return Excess(
         level=float(level),
         distribution=weights.distribution.name,
@@ -134,8 +133,8 @@ def symmetric_excess(
     )
 
 
-def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None) -> TwoPoints:
-    """The weights that S-SGD would move, or those chosen."""
+def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None) -> NoisyWeights:
+    """Returns the weights that S-SGD would move, or those chosen."""
     known = list(task.model.parameters())
     chosen = default_selection(known, magnitudes(known, task.model)) if perturb is None else trainable(list(perturb))
     if not {id(p) for p in chosen} <= {id(p) for p in known}:
@@ -145,11 +144,11 @@ def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tens
             "nothing to perturb: no trainable tensor of two or more dimensions was found; "
             "choose some with perturb=select(model, ...)"
         )
-    return TwoPoints(make_buckets([(p, 0) for p in chosen], flat=distribution.unit != "filter"), distribution)
+    return NoisyWeights([Chosen(p, 0, i) for i, p in enumerate(chosen)], distribution)
 
 
-def _length(weights: TwoPoints) -> float:
-    """‖n‖ as realised, while the weights are at w + n."""
+def _length(weights: NoisyWeights) -> float:
+    """Returns ‖n‖ as realised, while the weights are at w + n."""
     square = 0.0
     for bucket, clean in zip(weights.buckets, weights.kept, strict=True):
         differences = torch._foreach_norm(torch._foreach_sub(bucket.tensors, clean), 2, dtype=bucket.wide)
@@ -338,7 +337,7 @@ class Flat:
         self.wide = torch.promote_types(self.tensors[0].dtype, torch.float32)
 
     def vector(self) -> Tensor:
-        """Where they were at first."""
+        """Returns the vector of where they were at first."""
         return self._flat(self.clean)
 
     @torch.no_grad()

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 
-from ..lab.recipes.configure import from_command_line, named
-from ..lab.train.terminal import ended, show
+from .fields import add_fields, chosen, prepared
+from .training import show
+
+__all__ = ["KEPT", "add_arguments", "prepared", "run"]
+KEPT = "the last checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run)
+    add_fields(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: show(*from_command_line(*named(options.rest), "ssgd train", __doc__ or "")))
+    recipe, execution = chosen(options, "ssgd train")
+    return show([recipe], execution)

@@ -10,10 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..train.engine import Stopped
+from ..train.engine import Stopped, explain
 from ..train.execution import Execution
 from ..train.recipe import Recipe
-from ..train.terminal import explained
 from .running import Ended, train_here
 
 TRIES = 4  # after the first
@@ -98,5 +97,5 @@ def _train(recipe: Recipe, stem: Recipe | None, fields: dict[str, Any], at_once:
 def _why(problem: Exception) -> str:
     cause = getattr(problem, "cause", None)
     if isinstance(cause, BaseException):  # raised by the run itself
-        return explained(cause)
+        return explain(cause)
     return f"Ray lost it {TRIES + 1} times ({type(problem).__name__}): see to the nodes, then give the command again"

@@ -244,10 +244,10 @@ def _one_seed_each(recipes: Sequence[Recipe], seeds: Sequence[int] | None) -> It
 def _folder(recipe: Recipe, row: Row | None, out: str | Path) -> Path:
     """The run's own, or that of an equal run under another name which has left its weights."""
     (seed,) = recipe.seeds
-    own = Execution(out=str(out)).place(recipe, seed)
+    own = Execution(out=str(out)).run_folder(recipe, seed)
     if row is None or _weights(own):
         return own
-    others = Execution(out=str(out)).place(replace(recipe, name=row["experiment"]), seed)
+    others = Execution(out=str(out)).run_folder(replace(recipe, name=row["experiment"]), seed)
     return others if _weights(others) else own
 
 

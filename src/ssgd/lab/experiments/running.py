@@ -10,12 +10,12 @@ from itertools import islice
 from typing import Any
 
 from ...core.checks import check_count
-from ..train.engine import TIME_IS_UP, Stopped, compare
-from ..train.execution import Execution, settled
+from ..train.distributed import is_first_process
+from ..train.engine import TIME_IS_UP, Listener, Stopped, compare, explain
+from ..train.execution import Execution, resolved
 from ..train.job import Job
 from ..train.recipe import Recipe
 from ..train.rundir import RunDir, environment
-from ..train.terminal import explained, speaks
 from .pictures import draw
 from .planning import Plan, Planned, device_name, longest_first, missing
 from .rows import Results, Row
@@ -26,7 +26,13 @@ Over = Callable[[Ended], None]
 
 
 def carry_out(
-    plans: Plan | Sequence[Plan], execution: Execution, results: Results, *, limit: int | None = None, on: str = "here"
+    plans: Plan | Sequence[Plan],
+    execution: Execution,
+    results: Results,
+    *,
+    limit: int | None = None,
+    on: str = "here",
+    listener: Callable[[], Listener] = Listener,
 ) -> dict[str, str]:
     """Runs what is missing, at most ``limit`` runs. Returns what went wrong, by the name of the run.
 
@@ -66,7 +72,7 @@ def carry_out(
 
             train_on_ray(recipes, stem, execution, over)
         else:
-            train_here(recipes, stem, execution, over, began)
+            train_here(recipes, stem, execution, over, began, listener)
     for plan in plans:
         if plan.pictures and "RANK" not in os.environ:  # one process makes them: the same command without torchrun
             draw(plan, _what_is_left(execution, began))
@@ -87,12 +93,17 @@ def _check_processes(runs: Sequence[Planned]) -> None:
 
 
 def train_here(
-    recipes: Sequence[Recipe], stem: Recipe | None, execution: Execution, over: Over, began: float | None = None
+    recipes: Sequence[Recipe],
+    stem: Recipe | None,
+    execution: Execution,
+    over: Over,
+    began: float | None = None,
+    listener: Callable[[], Listener] = Listener,
 ) -> None:
     """Side by side on a GPU; a process trains in one precision at a time."""
     alike: dict[str, list[Recipe]] = {}
     for recipe in recipes:
-        alike.setdefault(settled(recipe, execution.kind).precision, []).append(recipe)
+        alike.setdefault(resolved(recipe, execution.kind).precision, []).append(recipe)
     for group in alike.values():
         ready = [recipe for recipe in group if _branched(recipe, stem, execution, over)]
         at_once = min(execution.at_once, len(ready)) if execution.kind == "cuda" else 1
@@ -101,13 +112,13 @@ def train_here(
             if not job.ranks.first:
                 return
             if job.failure is not None:
-                failure = {"failure": explained(job.failure), "divergence": job.divergence}
+                failure = {"failure": explain(job.failure), "divergence": job.divergence}
                 over({"name": job.label, **failure, "at_once": at_once})
             else:
                 over({"name": job.label, "result": job.result, "at_once": at_once})
 
         if ready:
-            compare(ready, _what_is_left(execution, began), told)
+            compare(ready, _what_is_left(execution, began), told, listener())
 
 
 def _what_is_left(execution: Execution, began: float | None) -> Execution:
@@ -141,18 +152,18 @@ def _stages(
 
 
 def _trained(recipe: Recipe, execution: Execution) -> bool:
-    return RunDir(execution.place(recipe, recipe.seeds[0])).checkpoints.load() is not None
+    return RunDir(execution.run_folder(recipe, recipe.seeds[0])).checkpoints.load() is not None
 
 
 def _branched(recipe: Recipe, stem: Recipe | None, execution: Execution, over: Over) -> bool:
-    if stem is None or not speaks():
+    if stem is None or not is_first_process():
         return True
     try:
         branch(replace(stem, seeds=recipe.seeds), recipe, execution)
     except (ValueError, OSError) as problem:
         if "RANK" in os.environ:  # the other ranks would train what this one leaves out
             raise
-        over({"name": f"{recipe.name}/seed-{recipe.seeds[0]}", "failure": explained(problem)})
+        over({"name": f"{recipe.name}/seed-{recipe.seeds[0]}", "failure": explain(problem)})
         return False
     return True
 
@@ -171,14 +182,14 @@ def branch(stem: Recipe, recipe: Recipe, execution: Execution) -> None:
             f"{recipe.name} cannot go on from {stem.name}: only what comes after its phases may be another"
         )
     (seed,) = recipe.seeds
-    directory = RunDir(execution.place(recipe, seed))
+    directory = RunDir(execution.run_folder(recipe, seed))
     if directory.checkpoints.load() is not None or directory.result() is not None:
         return
-    origin = RunDir(execution.place(stem, seed))
+    origin = RunDir(execution.run_folder(stem, seed))
     saved = origin.checkpoints.load()
     if saved is None:
         raise ValueError(f"{recipe.name} goes on from {stem.name}, which has not been trained here: run that first")
-    directory.open(settled(recipe, execution.kind).to_json(), environment())
+    directory.open(resolved(recipe, execution.kind).to_json(), environment())
     directory.checkpoints.save(*saved)
     for row in origin.timings():  # the seconds of the whole training, as its passes are
         directory.add_timing(row)

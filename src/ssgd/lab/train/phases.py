@@ -10,6 +10,7 @@ from ...methods import registry
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 STEP = re.compile(rf"(\d+)(?:(S)|\(([a-z0-9-]+)(?::({NUMBER}))?\))?")
+MOST_EPOCHS = 10**6
 RESTARTS = re.compile(r"(\d+)\*(\d+)S?")
 
 
@@ -143,12 +144,12 @@ def parse(
     rates = lr * len(read) if len(lr) == 1 else lr
     marked = any(mark or name for _, mark, name, _ in read)
     phases = []
-    for (count, mark, name, own), rate in zip(read, rates, strict=True):
+    for (count, mark, name, of_phase), rate in zip(read, rates, strict=True):
         if name:
             named = registry.get(name)
             if named.warm_restarts:
                 raise ValueError(f"{name} trains under warm restarts: give method={name} and phases=10*2, not {text}")
-            phases.append(Phase(round(int(count) * named.epochs), rate, name, None if own is None else float(own)))
+            phases.append(Phase(round(int(count) * named.epochs), rate, name, float(of_phase) if of_phase else None))
         elif mark or not marked:
             phases.append(Phase(round(int(count) * times), rate, method, level))
         else:
@@ -156,6 +157,8 @@ def parse(
     if not any(phase.epochs for phase in phases):
         raise ValueError(f"phases={text} has no epoch to train")
     kept = tuple(phase for phase in phases if phase.epochs)
+    if sum(phase.epochs for phase in kept) > MOST_EPOCHS:
+        raise ValueError(f"phases={text} is longer than a million epochs")
     return Schedule(kept, warm_up, rates[0] if anneal == "cosine" else None, decay, decay_after)
 
 
@@ -165,6 +168,8 @@ def _cut(text: str) -> list[str]:
 
 
 def _cycles(first: int, factor: int, epochs: int, lr: float, method: str, level: float | None) -> tuple[Phase, ...]:
+    if epochs > MOST_EPOCHS:
+        raise ValueError(f"epochs={epochs} is more than a million")
     if first < 1 or factor < 1 or epochs < 1:
         raise ValueError(f"restarts need positive numbers, not {first}*{factor} over {epochs} epochs")
     found, period, left = [], first, epochs

@@ -1,1 +1,0 @@
-"""From words on a command line, or your own model and images, to a recipe."""
