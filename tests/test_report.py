@@ -14,6 +14,7 @@ import pytest
 
 from ssgd.cli.main import main
 from ssgd.lab.experiments import Cell, Results, experiment, experiments, names
+from ssgd.lab.experiments.identity import ASIDE
 from ssgd.lab.experiments.pictures import SIZES
 from ssgd.lab.experiments.rows import Row
 from ssgd.lab.experiments.statistics import Sample, paired, sample, t_quantile
@@ -236,7 +237,7 @@ def test_sgd_cut_in_two_is_table_5s():
 def test_another_training_does_not_slip_in(part):
     """Whatever field of the recipe that decides a result is another: no cell takes it."""
     noise = {"distribution", "perturb", "per_rank", "bn_stats"}
-    deciding = {f.name for f in fields(Recipe)} - {"name", "seeds", "evaluate_every", "precision"} - noise
+    deciding = {f.name for f in fields(Recipe)} - ASIDE - noise
     changes = {"method": "sam", "level": 0.123, "phases": "7-7-7", "lr": (0.7,), "epochs": 7, "anneal": "cosine"}
     changes["settings"] = {"x": 1.0}
     for one in PARTS[part].cells[:6]:
