@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from .core.checks import check_choice, check_count
 from .core.noise import Distribution, Fill
 from .core.noisy import Noisy
+from .core.one_pass import OnePass
 from .core.parallel import is_sharded
 from .core.points import Level
 from .core.walk import Point
@@ -57,6 +60,9 @@ class SSGD(Noisy):
         nonfinite: what to do with a gradient that is not finite: ``"step"`` all the same, ``"skip"`` or ``"raise"``.
         foreach: False to move the weights in loops instead of by torch's foreach operations.
     """
+
+    not_copied = (*Noisy.not_copied, "_one_pass")
+    _one_pass: tuple[Any, OnePass] | None = None
 
     def __init__(
         self,
@@ -110,6 +116,101 @@ class SSGD(Noisy):
         if self.mode == "mirror":
             raise ValueError('split() takes both signs on every rank: use mode="both", or points()')
         yield from self._over_halves(batch, [1, -1])
+
+    @contextmanager
+    def one_pass(
+        self, *, batch_norm: str = "halves", signs: Any = None, dim: int = 0, strict: bool = False
+    ) -> Iterator[None]:
+        """Forward and backward inside ``with opt.one_pass():`` are one of each: half of the samples sees w + n. ::
+
+            with opt.one_pass():
+                loss_fn(model(x), y).backward()
+
+        The first half of the samples is computed with w + n and the rest with w − n, inside the layers; the weights
+        are not written to. The first forward with arguments of new ranks is preceded by a dry run over five samples.
+        ``model=`` must have been given. Several blocks before a step(), and several forwards in a block, see the same n.
+
+        Args:
+            batch_norm: ``"halves"``: each half is normalised by its own statistics, as with split(); ``"batch"``: by
+                those of the whole batch, which see both points.
+            signs: +1 or −1 for each sample, in place of halves. It costs two gathers a layer.
+            dim: the dimension of the model's arguments that has the samples.
+            strict: whether a weight that cannot be served is an error, rather than left without noise with a warning.
+                It is one anyway where the weights were chosen by ``perturb=``.
+        """
+        check_choice("batch_norm", batch_norm, ("halves", "batch"))
+        if self.pairs > 1:
+            raise ValueError("one_pass() has two halves for one pair of signs: use pairs=1, or points()")
+        if self.mode == "mirror":
+            raise ValueError('one_pass() takes both signs on every rank: use mode="both", or points()')
+        if self.rng == "same":
+            raise ValueError('one_pass() draws one dropout mask for the batch: use rng="independent", or split()')
+        engine = self._engine()
+        walk = self._over([0] if engine is None else [1, -1])
+        try:
+            if engine is not None:
+                weights = self._moving_weights()
+                engine.set_values(*weights.both(*self._levels_and_generators(weights)))
+                engine.batch_norm, engine.policy, engine.dim, engine.strict = batch_norm, self.bn_stats, dim, strict
+                engine.open(signs)
+            walk.inside = True
+            try:
+                yield
+            finally:
+                if engine is not None:
+                    engine.close()
+            if engine is not None:
+                engine.check_gradients()
+        except BaseException:
+            walk.abandon()
+            raise
+        finally:
+            if engine is not None and engine.out:
+                self.param_groups[0]["without_noise"] = sorted(engine.out)
+        walk.inside = False
+        walk.done = len(walk.points)
+
+    def dry_run(self, call: Callable[..., Any], *args: Any, dim: int = 0, **kwargs: Any) -> dict[str, str]:
+        """How one_pass() serves each weight: ``"fast"``, ``"pair"``, ``"refused: …"`` or ``"not used"``.
+
+        ``call(*args, **kwargs)`` is the model, or a function that calls it and what else uses its weights, such as the
+        loss; one_pass() does the same by itself for the model alone. It changes nothing. Under DDP, every rank calls it.
+        """
+        self._refuse_inside("dry_run()")
+        engine = self._engine()
+        if engine is None:
+            return {}
+        engine.dim, engine.strict = dim, False
+        engine.open()
+        try:
+            return engine.dry_run(call, args, kwargs)
+        finally:
+            engine.close()
+
+    def repeated(self, *batch: Any) -> Any:
+        """The batch twice, so that one_pass() takes every sample at w + n and at w − n, as points() does.
+
+        At level 0 the batch as it is. The batch is any nested structure of tensors with one entry a sample.
+        """
+        whole = batch[0] if len(batch) == 1 else batch
+        if not self._noisy():
+            return whole
+        return pytree.tree_map(lambda a: torch.cat([a, a]) if isinstance(a, Tensor) and a.dim() else a, whole)
+
+    def _engine(self) -> OnePass | None:
+        """What one_pass() keeps, made anew when the weights with noise, or their places, have changed; None at level 0."""
+        active = {
+            id(p) for group, on in zip(self.param_groups, self._active(), strict=True) if on for p in group["params"]
+        }
+        weights = [p for p in self.selected if id(p) in active]
+        if not weights:
+            return None
+        if self.model is None:
+            raise ValueError("one_pass() needs the model: pass model=...")
+        key = [id(self.model), *((id(p), p.dtype, p.device, p.shape) for p in weights)]
+        if self._one_pass is None or self._one_pass[0] != key:
+            self._one_pass = key, OnePass(self.model, weights, chosen=self._perturb is not None)
+        return self._one_pass[1]
 
     @torch.no_grad()
     def both_points(self) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
