@@ -337,17 +337,23 @@ def _by_halves(
     writes: bool,
 ) -> Any:
     """f at w + n for the first half of the samples and at w − n for the others, put together."""
-    parts = []
+    parts: list[Any] = []
     for d, a in zip(given, found, strict=True):
+        both = (a.value(0), a.value(1)) if type(a) is Pair else (a, a)
         if d is None:
-            parts.append((a, a) if type(a) is not Pair else (a.value(0), a.value(1)))
+            parts.append(lambda sign, both=both: both[sign])
+            continue
+        cut = owner.cut(names, a, d)
+        rest = a.shape[d] - cut
+        if type(a) is Pair or writes:  # a view for a write is taken when the write before it is done
+            ends = (d, 0, cut), (d, cut, rest)
+            parts.append(lambda sign, both=both, d=d, ends=ends: owner.sort(both[sign], d).narrow(*ends[sign]))
         else:
-            cut = owner.cut(names, a, d)
-            parts.append(owner.sort(a, d).split([cut, a.shape[d] - cut], d))
+            parts.append(owner.sort(a, d).split([cut, rest], d).__getitem__)
     halves = []
     for sign in (0, 1):
         order = iter(parts)
-        these, named = mapped(lambda a: next(order)[sign], (args, kwargs))  # noqa: B023
+        these, named = mapped(lambda a: next(order)(sign), (args, kwargs))  # noqa: B023
         halves.append(f(*these, **named))
     if writes:
         return args[0]
