@@ -305,11 +305,14 @@ class OnePass:
             noisy = any(type(p) is Noisy for p in module.parameters(recurse=False))
             if self.sign is not None or not statistics and not noisy:
                 return forward(x, *args, **kwargs)
-            policy = RunningStatistics(module, self.policy if module.training else "both")
-            policy.begin()
+            policy = None  # torch's own way
+            if self.policy != "both" and module.training:
+                policy = RunningStatistics(module, self.policy)
+                policy.begin()
             if statistics and self.batch_norm == "batch":
                 y = forward(x, *args, **kwargs)
-                policy.after(0, 1)
+                if policy is not None:
+                    policy.after(0, 1)
                 return y
             given, _ = self.layout(module, "batch_norm", (name,), [x])
             if given[0] != 0:
@@ -325,12 +328,12 @@ class OnePass:
                 self.layout(module, "batch_norm", (name,), [x])
             self.log.record(module, x)
             if joint and x.shape[0] % MOST == 0:
-                return self._halves(name, forward, x, rest, RunningStatistics(module, "both"))
+                return self._halves(name, forward, x, rest, None)
             return forward(x, *args, **kwargs)
         finally:
             self.log.muted = False
 
-    def _halves(self, name: str, forward: Any, x: Tensor, rest: Any, policy: RunningStatistics) -> Tensor:
+    def _halves(self, name: str, forward: Any, x: Tensor, rest: Any, policy: RunningStatistics | None) -> Tensor:
         args, kwargs = rest
         cut = self.cut((name,), x, 0)
         parts = self.sort(x, 0).split([cut, x.shape[0] - cut])
@@ -339,7 +342,8 @@ class OnePass:
             for sign, part in enumerate(parts):
                 self.sign = sign
                 halves.append(forward(part, *args, **kwargs))
-                policy.after(sign, 2)
+                if policy is not None:
+                    policy.after(sign, 2)
         finally:
             self.sign = None
         return self.unsort(torch.cat(halves), 0)

@@ -15,7 +15,11 @@ class Unserved(RuntimeError):
 
     def __init__(self, names: Iterable[str], why: str) -> None:
         self.names = tuple(names)
-        super().__init__(f"one_pass(): {', '.join(self.names)}: {why}" if self.names else f"one_pass(): {why}")
+        super().__init__(sentence(self.names, why))
+
+
+def sentence(names: Iterable[str], why: str) -> str:
+    return ": ".join(["one_pass()", ", ".join(names), why] if names else ["one_pass()", why])
 
 
 def product(rows: Tensor, two: Tensor, bias: Tensor | None, cut: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
-from .layers import FAST, Half, Unserved
+from .layers import FAST, Half, Unserved, sentence
 
 if TYPE_CHECKING:
     from .block import OnePass
@@ -27,7 +27,7 @@ def refuse(names: Sequence[str], why: str) -> NoReturn:
     if torch.compiler.is_dynamo_compiling():
         from torch._dynamo import graph_break
 
-        graph_break(msg=str(Unserved(names, why)))
+        graph_break(msg=sentence(names, why))
     raise Unserved(names, why)
 
 
