@@ -90,7 +90,9 @@ def check(case: Case) -> tuple[str, str]:
     true = by_halves(case, net, named, plus, minus)
     lost = [k for k in set(true) ^ set(found) if true.get(k, found.get(k)).norm() > 0]  # type: ignore[union-attr]
     most = max(g.norm() for g in true.values())
-    off = max(((found[k] - true[k]).norm() / (true[k].norm() + 1e-4 * most + 1e-30)).item() for k in set(true) & set(found))
+    off = max(
+        ((found[k] - true[k]).norm() / (true[k].norm() + 1e-4 * most + 1e-30)).item() for k in set(true) & set(found)
+    )
     return ("right" if off < 1e-10 and not lost else "WRONG"), f"{off:.1e} {lost or ''}"
 
 
@@ -229,7 +231,11 @@ def layers(sizes: tuple[int, ...] = (6, 7)) -> Iterator[Case]:
                     Use(lambda s, x: s.l(x + s.p[:, : x.shape[1]]), p=(1, 20, 8), l=lin()),
                     r(B, B, 8),
                 ),
-                ("MHA batch first", Use(lambda s, x: s.a(x, x, x)[0], a=nn.MultiheadAttention(8, 2, batch_first=True)), r(B, B, 8)),
+                (
+                    "MHA batch first",
+                    Use(lambda s, x: s.a(x, x, x)[0], a=nn.MultiheadAttention(8, 2, batch_first=True)),
+                    r(B, B, 8),
+                ),
                 (
                     "TransformerEncoder",
                     nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2),
@@ -255,7 +261,10 @@ def layers(sizes: tuple[int, ...] = (6, 7)) -> Iterator[Case]:
                 ("learned key token", Use(key_token, k=(1, 1, 8), v=(1, 1, 8)), r(B, B, 8)),
                 (
                     "queries repeated",
-                    Use(lambda s, x: F.scaled_dot_product_attention(s.q.unsqueeze(0).repeat(len(x), 1, 1), x, x), q=(4, 8)),
+                    Use(
+                        lambda s, x: F.scaled_dot_product_attention(s.q.unsqueeze(0).repeat(len(x), 1, 1), x, x),
+                        q=(4, 8),
+                    ),
                     r(B, B, 8),
                 ),
                 (
@@ -276,14 +285,22 @@ def layers(sizes: tuple[int, ...] = (6, 7)) -> Iterator[Case]:
                 ("standardised conv", Use(standardised, w=(B, 4, 3, 3)), r(B, 4, 6, 6)),
                 ("softplus, mixture", Use(lambda s, x: x @ F.softplus(s.w).softmax(0), w=(8, 8)), r(B, 8)),
                 ("cdist prototypes", Use(lambda s, x: torch.cdist(x, s.w), w=(B, 8)), r(B, 8)),
-                ("lookup by [ids]", Use(lambda s, x: s.w[x] * s.p[torch.arange(x.shape[1])], w=(V, 8), p=(20, 8)), ids(B, B)),
+                (
+                    "lookup by [ids]",
+                    Use(lambda s, x: s.w[x] * s.p[torch.arange(x.shape[1])], w=(V, 8), p=(20, 8)),
+                    ids(B, B),
+                ),
                 (
                     "coordinates by a net",
                     Use(coordinates(B), l=lin(), m=nn.Sequential(nn.Linear(2, 8), nn.Tanh(), lin())),
                     r(B, B, 8),
                 ),
                 ("x.repeat(2,1)", Use(lambda s, x: s.l(x.repeat(2, 1)), l=lin(4)), r(B, 8)),
-                ("experts bmm", Use(lambda s, x: torch.bmm(x.unsqueeze(0).expand(B, -1, -1), s.w), w=(B, 8, 4)), r(B, 8)),
+                (
+                    "experts bmm",
+                    Use(lambda s, x: torch.bmm(x.unsqueeze(0).expand(B, -1, -1), s.w), w=(B, 8, 4)),
+                    r(B, 8),
+                ),
                 ("in place x += p", Use(lambda s, x: s.l((x * 1).add_(s.p)), p=(1, 8), l=lin(4)), r(B, 8)),
                 ("batch statistics", Use(lambda s, x: s.l(x - x.mean(0)) * s.g, l=lin(4), g=(1, 4)), r(B, 8)),
                 ("flattened first", Use(lambda s, x: s.l(x.flatten(0, 1)), l=lin(4)), r(B, B, 8)),
@@ -384,7 +401,9 @@ def transformers(sizes: tuple[int, ...] = (6, 7), attentions: tuple[str, ...] = 
                 gpt = hf.GPT2LMHeadModel(config)
                 yield Case(f"GPT2 {attn} T=B", gpt, ids(B, B), words, every)
             yield Case(f"GPT2 {attn} T=5", gpt, ids(B, 5), words)
-            yield Case(f"GPT2 {attn} mask T=2B", gpt, dict(i=ids(B, 2 * B), m=(torch.rand(B, 2 * B) < 0.8).long()), masked)
+            yield Case(
+                f"GPT2 {attn} mask T=2B", gpt, dict(i=ids(B, 2 * B), m=(torch.rand(B, 2 * B) < 0.8).long()), masked
+            )
             bert = hf.BertModel(hf.BertConfig(**text, **how, **none))
             vit = hf.ViTModel(hf.ViTConfig(**pictures, **how, **none))
             for every in (False, True):

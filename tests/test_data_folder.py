@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,16 @@ def test_ranks_workers_and_where_one_starts_change_nothing(root, workers: int) -
         x, y = all_of(epoch.batch(step, 4, rank, 2) for rank, epoch in enumerate(ranks))
         assert torch.equal(x, plain[step][0]) and torch.equal(y, plain[step][1])
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_images_are_not_enlarged_without_a_word(root) -> None:
+    with pytest.warns(UserWarning, match=r"have at most 20 × 20 pixels and are enlarged to 21 × 21: image_size=20"):
+        Folder(root, 21, workers=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Folder(root, 20, workers=0)
+        picture(root / "train" / "a" / "large.png", 1, (21, 9))
+        Folder(root, 21, workers=0)
 
 
 def test_each_epoch_and_seed_has_its_own_crops_and_order(root) -> None:

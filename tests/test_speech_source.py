@@ -276,8 +276,10 @@ def test_frames_in_files_are_made_again_when_something_changed(tmp_path):
     frames.write_bytes(frames.read_bytes()[:-4])
     assert calls(Clip(path)) == 2
     index = tmp_path / "frames" / "a-train.f32.json"
-    for length in (0, 20):
-        index.write_text(index.read_text()[:length])
+    key = json.loads(index.read_text())["key"]
+    other = "[" * 10**5, "[]", json.dumps({"key": key}), json.dumps({"key": key, "lengths": [None], "failed": 3})
+    for content in ("", index.read_text()[:20], *other):
+        index.write_text(content)
         assert calls(Clip(path)) == 2
     assert calls(Clip(tmp_path / ("yes " * 100))) == 2  # longer than a name may be
 
@@ -383,6 +385,20 @@ def test_a_folder_of_manifests(tmp_path):
     manifest(tmp_path / "valid.jsonl", [{"audio": "none.wav", "text": "yes"}])
     with pytest.raises(ValueError, match=r"no utterance in its valid part \(left out: \{.*'missing audio': 1\}\): put"):
         by_name(str(tmp_path), bad="skip")
+
+
+@pytest.mark.parametrize("field", ["id", "speaker", "text"])
+def test_half_a_character_in_a_manifest_is_named_or_left_out(tmp_path, field):
+    write_wav(tmp_path / "a.wav", sound(0.4))
+    rows = [{"audio": "a.wav", "text": "yes", "id": str(i), "speaker": f"s{i}"} for i in range(3)]
+    manifest(tmp_path / "test.jsonl", rows)
+    rows[1][field] = "a\ud800b"
+    manifest(tmp_path / "train.jsonl", rows)
+    manifest(tmp_path / "valid.jsonl", rows[2:])
+    with pytest.raises(ValueError, match=rf"train\.jsonl:2: {field} is 'a\\ud800b', with half a character in it"):
+        by_name(str(tmp_path))
+    source = by_name(str(tmp_path), bad="skip")
+    assert sizes(source) == [2, 1, 3] and [skipped.kind for skipped in source.skipped] == ["broken row"]
 
 
 def test_a_folder_of_kaldi_folders(tmp_path):

@@ -53,6 +53,7 @@ class OnePass:
         self.log: Log | None = None  # set during a dry run
         self.out: dict[str, str] = {}  # weights left without noise, and why
         self.kinds: dict[str, str] = {}  # how the dry runs saw each weight served
+        self.known: set[Any] = set()  # layers' calls that were served fast
         self._plan: list[Any] = []
         self._sites: dict[Any, Any] = {}
         self._seen: set[Any] = set()  # signatures of the model's arguments in dry runs
@@ -222,6 +223,7 @@ class OnePass:
         first = not self._seen
         left = dict(self.out)
         self._arrived = set()
+        self.known.clear()
 
         def run(sign: int | None, start: int, stop: int) -> list[Any]:
             some_args, some_kwargs = some((args, kwargs), total, self.dim, start, stop)

@@ -234,7 +234,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor | None:
-    if scale_grad_by_freq:
+    if scale_grad_by_freq or max_norm is not None or sparse:
         return None
     padding = -1 if padding_idx is None else padding_idx % weight.two.shape[1]
     y: Tensor = Embedding.apply(input, weight.w, weight.two, half, padding)
