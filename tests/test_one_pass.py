@@ -369,20 +369,20 @@ def test_sync_batch_norm_is_refused_by_name():
 # --- what is refused, and the way out -----------------------------------------------------------------------------------
 
 
-class Mean(nn.Module):
-    """Its first layer mixes the samples."""
+class Two(nn.Module):
+    """Its first layer is not served."""
 
     def __init__(self):
         super().__init__()
         self.l, self.m = nn.Linear(5, 8).double(), nn.Linear(8, 3).double()
 
     def forward(self, x):
-        return self.m(F.linear(x.flip(0), self.l.weight).tanh() + F.linear(x - x.mean(0), self.l.weight))
+        return self.m(F.linear(x, self.l.weight.data + self.l.weight).tanh())
 
 
 def test_a_weight_not_served_goes_without_noise_named_once():
     torch.manual_seed(0)
-    model, (x, y) = Mean(), vectors()
+    model, (x, y) = Two(), vectors()
     opt = optimizer(model)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -394,7 +394,7 @@ def test_a_weight_not_served_goes_without_noise_named_once():
     (warning,) = (str(w.message) for w in found)
     assert (
         warning.startswith("l.weight: without noise in one pass, which split() gives")
-        and "mixes the samples" in warning
+        and "data of a noisy weight is not served" in warning
     )
     assert opt.state_dict()["param_groups"][0]["without_noise"] == ["l.weight"]
     assert opt.dry_run(model, x)["l.weight"].startswith("refused: one_pass(): l.weight")
@@ -578,7 +578,7 @@ def test_a_dry_run_inside_a_checkpoint_leaves_no_trace(reentrant):
     gathered = copy.deepcopy(model[0][1].state_dict())
     model[0][1].load_state_dict(statistics)
     again = step()
-    assert all(map(torch.equal, first[0], again[0])) and first[1:] == again[1:] and first[3] == 4
+    assert all(map(torch.equal, first[0], again[0])) and first[1:] == again[1:] and first[3] in (3, 4)
     assert all(map(torch.equal, gathered.values(), model[0][1].state_dict().values()))
 
 
@@ -607,12 +607,12 @@ def test_a_backward_after_the_block_is_refused():
     model, (x, y) = mlp(), vectors()
     opt = optimizer(model)
     with opt.one_pass():
-        loss = F.cross_entropy(model(x), y)
+        loss, other = F.cross_entropy(model(x), y), model(x).sum()
     with pytest.raises(Unserved, match=r"a backward\(\) came after its block"):
         loss.backward()
     opt.zero_grad()
     with pytest.raises(Unserved, match=r"a backward\(\) came after its block"), opt.one_pass():
-        loss.backward()
+        other.backward()
 
 
 def test_a_value_kept_from_an_earlier_block_is_refused():
@@ -684,15 +684,14 @@ def test_classes_are_restored_whatever_happens(error):
 def test_an_error_in_the_dry_run_changes_nothing():
     model, (x, _) = normed(), pictures()
 
-    def broken(module, args):
+    def broken(x):
         raise KeyboardInterrupt
 
     opt = optimizer(model)
-    handle = model[4].register_forward_pre_hook(broken)
+    model[4].forward = broken
     with pytest.raises(KeyboardInterrupt), opt.one_pass():
         model(x)
-    handle.remove()
-    assert is_plain(model) and model.training and model[1].num_batches_tracked == 1
+    assert is_plain(model) and model.training and model[1].training and model[1].num_batches_tracked == 0
 
 
 def test_a_dropped_generator_leaves_the_block():

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..batchnorm import RunningStatistics
 from ..parallel import is_sharded, sharded_modules, unwrap_ddp
 from .layers import Unserved
 from .pairs import ADDED, Noisy, Pair, refuse, shapes
@@ -307,19 +306,12 @@ class OnePass:
             noisy = any(type(p) is Noisy for p in module.parameters(recurse=False))
             if self.sign is not None or not statistics and not noisy:
                 return forward(x, *args, **kwargs)
-            policy = None  # torch's own way
-            if self.policy != "both" and module.training:
-                policy = RunningStatistics(module, self.policy)
-                policy.begin()
             if statistics and self.batch_norm == "batch":
-                y = forward(x, *args, **kwargs)
-                if policy is not None:
-                    policy.after(0, 1)
-                return y
+                return self._each(module, forward, [x], rest)[0]
             given, _ = self.layout(module, "batch_norm", (name,), [x])
             if given[0] != 0:
                 refuse((name,), f"batch-norm of {tuple(x.shape)} has not the samples in its first dimension")
-            return self._halves(name, forward, x, rest, policy)
+            return self._halves(name, module, forward, x, rest)
         joint = self.sign is None
         for p in module.parameters(recurse=False):
             if type(p) is Noisy:
@@ -330,25 +322,35 @@ class OnePass:
                 self.layout(module, "batch_norm", (name,), [x])
             self.log.record(module, x)
             if joint and x.shape[0] % MOST == 0:
-                return self._halves(name, forward, x, rest, None)
+                return self._halves(name, module, forward, x, rest)
             return forward(x, *args, **kwargs)
         finally:
             self.log.muted = False
 
-    def _halves(self, name: str, forward: Any, x: Tensor, rest: Any, policy: RunningStatistics | None) -> Tensor:
-        args, kwargs = rest
+    def _halves(self, name: str, module: Any, forward: Any, x: Tensor, rest: Any) -> Tensor:
         cut = self.cut((name,), x, 0)
         parts = self.sort(x, 0).split([cut, x.shape[0] - cut])
-        halves = []
+        return self.unsort(torch.cat(self._each(module, forward, parts, rest)), 0)
+
+    def _each(self, module: Any, forward: Any, parts: Sequence[Tensor], rest: Any) -> list[Tensor]:
+        """The layer's output for each part, and its running statistics moved by them as the policy says."""
+        args, kwargs = rest
+        found, results = [], []
+        real = dict(module._buffers) if self.policy != "both" and module.training else {}
         try:
             for sign, part in enumerate(parts):
-                self.sign = sign
-                halves.append(forward(part, *args, **kwargs))
-                if policy is not None:
-                    policy.after(sign, 2)
+                self.sign = sign if len(parts) > 1 else None
+                module._buffers.update({k: b if b is None else b.clone() for k, b in real.items()})
+                found.append(forward(part, *args, **kwargs))
+                results.append(dict(module._buffers))
         finally:
             self.sign = None
-        return self.unsort(torch.cat(halves), 0)
+            module._buffers.update(real)  # which a backward() to come must not find changed, so passes have copies
+        for key, b in real.items() if self.policy != "none" else ():
+            if b is not None:
+                mean = self.policy == "once" and b.is_floating_point()
+                b.detach().copy_(sum(r[key] for r in results) / len(results) if mean else results[0][key])
+        return found
 
 
 @cache

@@ -59,7 +59,7 @@ class Pair:
     def cast(self, dtype: torch.dtype) -> Tensor:
         """Both values of a weight in another type, made once a block."""
         two: Tensor = self.two
-        if two.dtype == dtype or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.owner.log is not None:
             return two.to(dtype)
         if self._cast[:2] != (self.owner.block, dtype):
             self._cast = self.owner.block, dtype, two.to(dtype)
@@ -225,11 +225,11 @@ def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
     owner = pairs[0].owner
     for a in pairs:
         a.used = True
-    if owner.sign is not None:
-        return at(owner.sign, f, args, kwargs)
     names = tuple(sorted({name for a in pairs for name in a.origin}))
     if not compiling:
         _check_place(owner, pairs, names, f)
+    if owner.sign is not None:
+        return at(owner.sign, f, args, kwargs)
     if f in UNSAFE or kwargs.get("out") is not None:
         what = UNSAFE.get(f, f"{title_of(f)} with out=")
         refuse(names, f"{what} of a noisy weight is not served: use split(), or leave the weight out by perturb=")
