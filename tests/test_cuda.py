@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from ssgd.core.points import FusedTwoPoints, TwoPoints
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from ssgd import SSGD, Distribution
-from ssgd.core.points import FusedTwoPoints, TwoPoints
 
 try:
     import pytest

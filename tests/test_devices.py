@@ -28,7 +28,7 @@ def start(name, devices=4, **options):
     options = {"noise": 0.2, "seed": 3, **options} if name != "sgd" else {}
     opt = method.build(SGD(net.parameters(), lr=0.1, momentum=0.9), net, **options)
     if name != "sgd":
-        opt.stand_for(devices)
+        opt.as_ranks(devices)
     return net, opt, Step(method, opt, net, classify.objective, nullcontext, torch.zeros(3), devices=devices)
 
 
@@ -94,7 +94,7 @@ def test_what_a_cuda_graph_replays_is_the_eager_step(name, monkeypatch):
     for batch in batches():
         step(*batch)
     replayed, opt, captured = start(name)
-    monkeypatch.setattr("ssgd.core.noisy.capturing", lambda: True)
+    monkeypatch.setattr("ssgd.core.random_state.capturing", lambda: True)
     for batch in batches():
         opt.before_replay()
         captured(*batch)
@@ -103,7 +103,7 @@ def test_what_a_cuda_graph_replays_is_the_eager_step(name, monkeypatch):
 
 def test_a_graph_holds_one_batch_for_each_device(monkeypatch):
     _, opt, _ = start("ssgd", 2)
-    monkeypatch.setattr("ssgd.core.noisy.capturing", lambda: True)
+    monkeypatch.setattr("ssgd.core.random_state.capturing", lambda: True)
     opt.before_replay()
     with pytest.raises(RuntimeError, match="a CUDA graph holds one batch a step"):
         noises(opt, 3)
@@ -111,7 +111,7 @@ def test_a_graph_holds_one_batch_for_each_device(monkeypatch):
 
 def test_a_graph_cannot_put_random_states_back(monkeypatch):
     _, opt, _ = start("ssgd", rng="same")
-    monkeypatch.setattr("ssgd.core.noisy.capturing", lambda: True)
+    monkeypatch.setattr("ssgd.core.random_state.capturing", lambda: True)
     with pytest.raises(RuntimeError, match='rng="same" puts random states back on the host'):
         noises(opt, 1)
 

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD
 
+import ssgd.kernels
 from ssgd import SSGD, Distribution
-from ssgd.core import building, points
+from ssgd.core.weights import NoisyWeights
 from ssgd.methods.rwp import RWP
 
 from .interpreter import why_not
@@ -19,7 +20,7 @@ from .problems import mlp, run_passes, same, take_step, vectors, weights
 if reason := why_not("tests/test_cuda.py"):
     pytest.skip(reason, allow_module_level=True)
 
-from ssgd.core import kernels
+from ssgd.kernels import noise as kernels
 
 SHAPES = ((3, 5), (70, 100), (1, 1), (64, 64), (0, 3))  # a part of a block, several, one element, whole blocks, none
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
@@ -27,7 +28,7 @@ ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    monkeypatch.setattr(points, "has_kernels", lambda device: True)
+    monkeypatch.setattr(ssgd.kernels, "has_kernels", lambda device: True)
 
 
 def make(*shapes, dtype=torch.float32):
@@ -53,7 +54,7 @@ def test_kernels_follow_a_parameter_to_other_memory():
 
 def start(parameters, level=0.5, lr=0.0, **options):
     opt = SSGD(SGD(parameters, lr=lr), level, **{"seed": 1, "perturb": parameters, **options})
-    assert isinstance(opt._moving_weights(), points.FusedTwoPoints)
+    assert isinstance(opt.rule.weights(opt), kernels.FusedWeights)
     return opt
 
 
@@ -140,7 +141,7 @@ def test_every_copy_begins_at_a_multiple_of_16_bytes():
         opt = start(make(*SHAPES, dtype=dtype))
         for point in opt.points():
             with point:
-                (clean,) = opt._moving_weights()._clean()
+                (clean,) = opt.rule.weights(opt).kept
                 assert same(clean, [w.flatten() for w in make(*SHAPES, dtype=dtype)])
                 assert all(copy.data_ptr() % 16 == 0 for copy in clean if copy.numel())
 
@@ -156,7 +157,6 @@ def test_how_a_tensor_is_cut_into_programs_does_not_matter(monkeypatch):
     whole = noises(start(parameters), parameters)
     monkeypatch.setattr(kernels, "PIECES", 2)
     cut = noises(start(parameters), parameters)
-    assert len(start(parameters)._moving_weights()._kernels[0]._owners) == 3
     for a, b in zip(whole, cut, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -223,19 +223,36 @@ def test_the_sign_distribution_fixes_every_element():
     assert abs((n > 0).double().mean() - 0.5) < 0.04
 
 
-def test_the_uniform_distribution_has_its_peak_at_the_level():
+def test_the_uniform_distribution_has_the_level_on_average():
     (w,) = make((100, 100))
     n = noises(start([w], 0.2, distribution="uniform"), [w])[0][0]
-    peak = 0.2 * w.detach().double().norm() / math.sqrt(w.numel())
+    peak = 0.2 * math.sqrt(3) * w.detach().double().norm() / math.sqrt(w.numel())
     assert 0.99 * peak < n.abs().max() < peak + 1e-6
-    assert abs(n.mean()) < 0.04 * peak and ratio(n, w) == pytest.approx(0.2 / math.sqrt(3), rel=0.02)
+    assert abs(n.mean()) < 0.04 * peak and ratio(n, w) == pytest.approx(0.2, rel=0.02)
+
+
+def test_noise_depends_on_no_neighbour():
+    """Alone, beside another tensor, or in another dtype's bucket: position and element decide."""
+    first, second = make((70, 100), (64, 64))
+    together = noises(start([first, second], distribution="gaussian"), [first, second])[0]
+    alone = SSGD(SGD([first, second], lr=0.0), 0.5, seed=1, perturb=[second], distribution="gaussian")
+    assert torch.equal(noises(alone, [second])[0][0], together[1])
+
+
+def test_both_points_may_be_written_to_the_callers_tensors():
+    parameters = make(*SHAPES)
+    expected = start(parameters).both_points()
+    out = [{p: torch.full_like(p, 7.0, requires_grad=False) for p in parameters} for _ in range(2)]
+    given = start(parameters).both_points(out)
+    for side, values, wanted in zip(out, given, expected, strict=True):
+        assert all(values[p] is side[p] and torch.equal(side[p], wanted[p]) for p in parameters)
 
 
 def test_noise_is_a_function_of_seed_step_and_draw():
     def drawn(seed=1, step=0, pair=0):
         (w,) = make((4, 4))
         opt = start([w], seed=seed, pairs=2)
-        opt._set_everywhere("noise_step", step)
+        opt.param_groups[0]["noise_step"] = step
         return noises(opt, [w])[2 * pair][0]
 
     assert torch.equal(drawn(), drawn())
@@ -299,25 +316,26 @@ def test_ratios_and_excess_are_those_of_the_noise():
 
 def test_what_the_kernels_do_not_serve_is_left_to_torch():
     def form(parameters, kind=SSGD, **options):
-        return type(kind(SGD(parameters, lr=0.1), 0.1, **options)._moving_weights())
+        opt = kind(SGD(parameters, lr=0.1), 0.1, **options)
+        return type(opt.rule.weights(opt))
 
     flat, strided = make((4, 4)), nn.Parameter(torch.randn(4, 8)[:, ::2])
-    assert form(flat) is points.FusedTwoPoints
-    assert form([*flat, strided]) is points.TwoPoints
-    assert form(make((4, 4), dtype=torch.float64)) is points.TwoPoints
-    assert form([*flat, *make((4, 4), dtype=torch.float64)]) is points.TwoPoints
-    assert form(flat, foreach=False) is points.TwoPoints
-    assert form(flat, distribution="filter") is points.TwoPoints
-    assert form(flat, distribution=Distribution("sphere", lambda z, generator: z.fill_(1))) is points.TwoPoints
-    assert form(flat, kind=RWP, adaptive=True) is points.TwoPoints
+    assert form(flat) is kernels.FusedWeights
+    assert form([*flat, strided]) is NoisyWeights
+    assert form(make((4, 4), dtype=torch.float64)) is NoisyWeights
+    assert form([*flat, *make((4, 4), dtype=torch.float64)]) is NoisyWeights
+    assert form(flat, foreach=False) is NoisyWeights
+    assert form(flat, distribution="filter") is NoisyWeights
+    assert form(flat, distribution=Distribution("sphere", lambda z, generator: z.fill_(1))) is NoisyWeights
+    assert form(flat, kind=RWP, adaptive=True) is NoisyWeights
     opt = SSGD(SGD(flat, lr=0.1), 0.1)
     flat[0].requires_grad_(False)  # with nothing to move, Triton is not asked for
-    assert type(opt._moving_weights()) is points.TwoPoints
+    assert type(opt.rule.weights(opt)) is NoisyWeights
 
 
 def test_where_triton_cannot_build_torch_takes_over(monkeypatch):
     monkeypatch.undo()
-    assert not building.has_kernels(torch.device("cpu"))
+    assert not ssgd.kernels.has_kernels(torch.device("cpu"))
     kernels.check(torch.device("cpu"))  # raises nothing in the interpreter
 
     def no_compiler(device):
@@ -325,4 +343,4 @@ def test_where_triton_cannot_build_torch_takes_over(monkeypatch):
 
     monkeypatch.setattr(kernels, "check", no_compiler)
     with pytest.warns(UserWarning, match=r"torch's operations.*no C compiler"):
-        assert not building.has_kernels.__wrapped__(torch.device("cuda"))
+        assert not ssgd.kernels.has_kernels.__wrapped__(torch.device("cuda"))

@@ -215,10 +215,10 @@ def test_a_base_is_wrapped_once_until_it_is_released():
         lambda model, opt: copy.deepcopy(opt),
         lambda model, opt: next(opt.split(*vectors(dtype=torch.float32))),
         lambda model, opt: opt.symmetric_excess(lambda: torch.tensor(0.0)),
-        lambda model, opt: opt.stand_for(2),
+        lambda model, opt: opt.as_ranks(2),
         lambda model, opt: opt.attach(model),
         lambda model, opt: opt.release(),
-        lambda model, opt: opt._walk.points[opt._walk.done].__enter__(),
+        lambda model, opt: opt._passes.points[opt._passes.done].__enter__(),
     ],
 )
 @pytest.mark.parametrize("sign", [1, -1])
@@ -272,7 +272,7 @@ def test_zero_grad_between_the_points():
 
 def test_one_process_stands_for_one_rank_at_least():
     with pytest.raises(ValueError, match="ranks must be a whole number of at least 1, not 0"):
-        start()[1].stand_for(0)
+        start()[1].as_ranks(0)
 
 
 def test_names_for_tensors_and_for_the_model():

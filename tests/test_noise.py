@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
-from ssgd import SSGD, Distribution
+from ssgd import SSGD, Distribution, paper_level
 from ssgd.core.noise import as_distribution, mix
 from ssgd.methods import NSO, RWP, SAM, EntropySGD
 
@@ -67,13 +67,12 @@ def test_the_sign_distribution_fixes_every_element():
     assert (plus[0] > 0).any() and (plus[0] < 0).any()
 
 
-def test_the_uniform_distribution_has_its_peak_at_the_level_and_the_ratio_of_its_variance():
+def test_the_uniform_distribution_has_the_level_on_average_and_peaks_at_the_papers():
     (w,) = make([(200, 200)])
-    plus, _ = noises(SSGD(SGD([w], lr=0.1), 0.2, distribution="uniform", seed=1), [w])
-    peak = 0.2 * w.detach().norm() / math.sqrt(w.numel())
-    assert plus[0].abs().max() <= peak * (1 + 1e-9)
-    assert plus[0].abs().max() > 0.99 * peak
-    assert plus[0].norm() / w.detach().norm() == pytest.approx(0.2 / math.sqrt(3), rel=0.01)
+    plus, _ = noises(SSGD(SGD([w], lr=0.1), paper_level(0.5), distribution="uniform", seed=1), [w])
+    peak = 0.5 * w.detach().norm() / math.sqrt(w.numel())
+    assert 0.99 * peak < plus[0].abs().max() <= peak * (1 + 1e-9)
+    assert plus[0].norm() / w.detach().norm() == pytest.approx(0.5 / math.sqrt(3), rel=0.01)
 
 
 def test_the_sphere_distribution_is_isotropic():
@@ -256,10 +255,10 @@ def test_a_tensor_level_may_have_dimensions(kind):
 def test_a_cuda_graph_refuses_a_level_it_could_not_read_again(kind, monkeypatch):
     (w,) = make([(4, 4)])
     opt = kind(SGD([w], lr=0.1), torch.tensor(0.5))
-    monkeypatch.setattr("ssgd.core.wrapper.capturing", lambda: True)
+    monkeypatch.setattr("ssgd.core.random_state.capturing", lambda: True)
     with pytest.raises(RuntimeError, match="would hold the level as it is now: make the tensor on the GPU"):
         next(opt.points())
-    opt.param_groups[0][opt.own_keys[0]] = 0.5
+    opt.param_groups[0][next(iter(opt.rule.keys))] = 0.5
     next(opt.points())
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD, Adam
 
+from ssgd import paper_level
 from ssgd.methods import NSO, RWP, Averaging, EntropySGD, OneSided, Plain
 
 from .problems import mlp, same, vectors, weights
@@ -17,7 +18,7 @@ from .rivals import assert_gradients, gradient, take, take_halves
 def test_smoothout_has_the_published_distribution():
     """Kolmogorov–Smirnov: U(−a, a) times the layer's rms, in every element, over many draws."""
     w = torch.randn(40, 25, dtype=torch.float64).requires_grad_()
-    opt = OneSided(SGD([w], lr=0.0), 0.3, distribution="uniform", seed=1)
+    opt = OneSided(SGD([w], lr=0.0), paper_level(0.3), distribution="uniform", seed=1)
     clean, draws = w.detach().clone(), []
     for _ in range(50):
         for point in opt.points():
@@ -112,7 +113,7 @@ def test_arwp_damps_noise_where_gradients_were_large():
         opt.zero_grad()
     (damped,) = take(opt, model, x, y)
     opt.zero_grad()
-    plain._set_everywhere("noise_step", 3)
+    plain.param_groups[0]["noise_step"] = 3
     (free,) = take(plain, model, x, y)
     for d, f, w, s in zip(damped, free, before, squares, strict=True):
         rows = s.sum(dim=1, keepdim=True) if s.dim() > 1 else s

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
+from .core import one_pass
 from .core.checks import check_choice, check_count
 from .core.noise import Distribution, Fill
-from .core.noisy import Noisy
-from .core.one_pass import OnePass
+from .core.noise_points import NoisePoints
 from .core.parallel import is_sharded
-from .core.points import Level
-from .core.walk import Point
+from .core.point_optimizer import PointOptimizer
+from .core.weights import Level
 
 
-class SSGD(Noisy):
+class SSGD(PointOptimizer):
     """Symmetrical SGD (Sung et al., 2020) around an optimizer instance.
 
     Each step averages the gradients at w + n and w − n, where the noise n has in every selected weight tensor the norm
@@ -39,9 +38,10 @@ class SSGD(Noisy):
 
     Args:
         base: the optimizer that updates w. Its parameter groups and state are shared, not copied.
-        noise: the level, ``||n|| / ||w||`` in each tensor (for ``distribution="uniform"`` the peak in units of the
-            tensor's rms). It is the key ``"noise"`` of every parameter group and may be changed there at any time; a
-            0-dim tensor can be changed under a CUDA graph, and is then never taken for zero.
+        noise: the level, ``||n|| / ||w||`` in each tensor (for ``distribution="uniform"`` its expectation;
+            :func:`ssgd.paper_level` converts the paper's unit). It is the key ``"noise"`` of every parameter group and
+            may be changed there at any time; a 0-dim tensor can be changed under a CUDA graph, and is then never taken
+            for zero.
         model: the module trained, as it is called: the DDP or FSDP module. Needed for DDP's single all-reduce, for
             sharded parameters, for ``bn_stats``, and where another optimizer updates a part of it.
         mode: ``"both"``: every process takes both signs; ``"mirror"``: even ranks take +n, odd ranks −n.
@@ -60,9 +60,6 @@ class SSGD(Noisy):
         nonfinite: what to do with a gradient that is not finite: ``"step"`` all the same, ``"skip"`` or ``"raise"``.
         foreach: False to move the weights in loops instead of by torch's foreach operations.
     """
-
-    not_copied = (*Noisy.not_copied, "_one_pass")
-    _one_pass: tuple[Any, OnePass] | None = None
 
     def __init__(
         self,
@@ -83,52 +80,36 @@ class SSGD(Noisy):
     ) -> None:
         check_choice("mode", mode, ("both", "mirror"))
         check_count("pairs", pairs)
-        self.mode = mode
-        self.pairs = pairs
-        super().__init__(
-            base,
+        both = [(sign, pair) for pair in range(pairs) for sign in (1, -1)]
+        if mode == "mirror":
+            points, halves = [(1, pair) for pair in range(pairs)], None
+            no_split = 'split() takes both signs on every rank: use mode="both", or points()'
+        else:
+            points, halves = both, both if pairs == 1 else None
+            no_split = "split() has two halves for one pair of signs: use pairs=1, or points()"
+        rule = NoisePoints(
             noise,
-            model=model,
+            points,
+            {"perturb": perturb, "per_rank": per_rank, "seed": seed, "foreach": foreach},
             distribution=distribution,
-            perturb=perturb,
-            bn_stats=bn_stats,
-            rng=rng,
-            per_rank=per_rank,
-            seed=seed,
-            nonfinite=nonfinite,
-            foreach=foreach,
+            halves=halves,
+            no_split=no_split,
             mirror=mode == "mirror",
         )
+        super().__init__(base, rule, model=model, bn_stats=bn_stats, rng=rng, nonfinite=nonfinite)
+        self.mode, self.pairs, self.distribution = mode, pairs, rule.distribution
 
-    def points(self) -> Iterator[Point]:
-        """The points to take this batch's gradient at; run forward and backward inside ``with point:``."""
-        signs = [1, -1] if self.mode == "both" else [self._place.sign]
-        yield from self._over(signs * self.pairs)
-
-    def split(self, *batch: Any) -> Iterator[tuple[Point, Any]]:
-        """+n with the first half of the batch, −n with the other: ``(point, half)`` twice.
-
-        The batch is any nested structure of tensors with one entry a sample. Each half's gradient is weighed by its
-        share of the samples, as the mean loss of the whole batch would.
-        """
-        if self.pairs > 1:
-            raise ValueError("split() has two halves for one pair of signs: use pairs=1, or points()")
-        if self.mode == "mirror":
-            raise ValueError('split() takes both signs on every rank: use mode="both", or points()')
-        yield from self._over_halves(batch, [1, -1])
-
-    @contextmanager
     def one_pass(
         self, *, batch_norm: str = "halves", signs: Any = None, dim: int = 0, strict: bool = False
-    ) -> Iterator[None]:
-        """Forward and backward inside ``with opt.one_pass():`` are one of each: half of the samples sees w + n. ::
+    ) -> AbstractContextManager[None]:
+        """Have half of the samples see w + n and the other half w − n, in one forward and one backward. ::
 
             with opt.one_pass():
                 loss_fn(model(x), y).backward()
 
-        The first half of the samples is computed with w + n and the rest with w − n, inside the layers; the weights
-        are not written to. The first forward with arguments of new ranks is preceded by a dry run over five samples.
-        ``model=`` must have been given. Several blocks before a step(), and several forwards in a block, see the same n.
+        The first half is computed with w + n and the rest with w − n inside the layers; the weights are not written
+        to. A dry run over five samples precedes the first forward whose arguments have new ranks. ``model=`` must have
+        been given. Several blocks before a step(), and several forwards in a block, see the same n.
 
         Args:
             batch_norm: ``"halves"``: each half is normalised by its own statistics, as with split(); ``"batch"``: by
@@ -138,98 +119,46 @@ class SSGD(Noisy):
             strict: whether a weight that cannot be served is an error, rather than left without noise with a warning.
                 It is one anyway where the weights were chosen by ``perturb=``.
         """
-        check_choice("batch_norm", batch_norm, ("halves", "batch"))
-        if self.pairs > 1:
-            raise ValueError("one_pass() has two halves for one pair of signs: use pairs=1, or points()")
-        if self.mode == "mirror":
-            raise ValueError('one_pass() takes both signs on every rank: use mode="both", or points()')
-        if self.rng == "same":
-            raise ValueError('one_pass() draws one dropout mask for the batch: use rng="independent", or split()')
-        engine = self._engine()
-        walk = self._over([0] if engine is None else [1, -1])
-        try:
-            if engine is not None:
-                weights = self._moving_weights()
-                engine.set_values(*weights.both(*self._levels_and_generators(weights)))
-                engine.batch_norm, engine.policy, engine.dim, engine.strict = batch_norm, self.bn_stats, dim, strict
-                engine.open(signs)
-            walk.inside = True
-            try:
-                yield
-            finally:
-                if engine is not None:
-                    engine.close()
-            if engine is not None:
-                engine.check_gradients()
-        except BaseException:
-            walk.abandon()
-            raise
-        finally:
-            if engine is not None and engine.out:
-                self.param_groups[0]["without_noise"] = sorted(engine.out)
-        walk.inside = False
-        walk.done = len(walk.points)
+        return one_pass.block(self, batch_norm, signs, dim, strict)
 
     def dry_run(self, call: Callable[..., Any], *args: Any, dim: int = 0, **kwargs: Any) -> dict[str, str]:
-        """How one_pass() serves each weight: ``"fast"``, ``"pair"``, ``"refused: …"`` or ``"not used"``.
+        """Tell how one_pass() serves each weight: ``"fast"``, ``"pair"``, ``"refused: …"`` or ``"not used"``.
 
         ``call(*args, **kwargs)`` is the model, or a function that calls it and what else uses its weights, such as the
-        loss; one_pass() does the same by itself for the model alone. It changes nothing. Under DDP, every rank calls it.
+        loss; one_pass() does the same by itself for the model alone. Under DDP, every rank calls it.
         """
-        self._refuse_inside("dry_run()")
-        engine = self._engine()
-        if engine is None:
-            return {}
-        engine.dim, engine.strict = dim, False
-        engine.open()
-        try:
-            return engine.dry_run(call, args, kwargs)
-        finally:
-            engine.close()
+        return one_pass.dry_run(self, call, args, kwargs, dim)
 
     def repeated(self, *batch: Any) -> Any:
-        """The batch twice, so that one_pass() takes every sample at w + n and at w − n, as points() does.
+        """Return the batch twice over, so that one_pass() takes every sample at w + n and at w − n, as points() does.
 
-        At level 0 the batch as it is. The batch is any nested structure of tensors with one entry a sample.
+        At level 0 it is the batch as it is. The batch is any nested structure of tensors with one entry a sample.
         """
         whole = batch[0] if len(batch) == 1 else batch
-        if not self._noisy():
-            return whole
-        return pytree.tree_map(lambda a: torch.cat([a, a]) if isinstance(a, Tensor) and a.dim() else a, whole)
-
-    def _engine(self) -> OnePass | None:
-        """What one_pass() keeps, made anew when the weights with noise, or their places, have changed; None at level 0."""
-        active = {
-            id(p) for group, on in zip(self.param_groups, self._active(), strict=True) if on for p in group["params"]
-        }
-        weights = [p for p in self.selected if id(p) in active]
-        if not weights:
-            return None
-        if self.model is None:
-            raise ValueError("one_pass() needs the model: pass model=...")
-        key = [id(self.model), *((id(p), p.dtype, p.device, p.shape) for p in weights)]
-        if self._one_pass is None or self._one_pass[0] != key:
-            self._one_pass = key, OnePass(self.model, weights, chosen=self._perturb is not None)
-        return self._one_pass[1]
+        return whole if self.rule.is_off(self) else one_pass.twice(whole)
 
     @torch.no_grad()
-    def both_points(self) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
-        """w + n and w − n as tensors of their own, by parameter, for passes that run at the same time.
+    def both_points(
+        self, out: Sequence[Mapping[Tensor, Tensor]] | None = None
+    ) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
+        """Return w + n and w − n as tensors of their own, by parameter, for passes that run at the same time.
 
-        In place of points(): w stays, the caller leaves the mean gradient in ``p.grad``, and step() follows.
+        In place of points(): w stays, the caller leaves the mean gradient in ``p.grad``, and step() follows. ``out``:
+        two mappings from each tensor of ``selected`` to one of its shape, dtype, device and strides, to write to.
         """
         in_turn = self.bn_stats != "both" or self.rng == "same"  # these reach from one pass to the next
-        one_pair = self.pairs == 1 and self.mode == "both" and self._noisy()
+        one_pair = self.pairs == 1 and self.mode == "both" and not self.rule.is_off(self)
         if in_turn or not one_pair or any(map(is_sharded, self.selected)):
             raise ValueError(
                 'both_points() needs whole tensors, one pair, mode="both", bn_stats="both", rng="independent" and '
                 "a level above 0: use points()"
             )
-        walk = self._over([1, -1])
-        weights = self._moving_weights()
-        found = weights.both(*self._levels_and_generators(weights))
-        walk.done = len(walk.points)
-        return found
+        assert isinstance(self.rule, NoisePoints)
+        self._begin(None).finish()
+        return self.rule.both(self, out)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in super().__getstate__().items() if key != "_one_pass"}
 
     def __repr__(self) -> str:
         options = f"mode={self.mode!r}, distribution={self.distribution.name!r}, pairs={self.pairs}"

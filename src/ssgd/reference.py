@@ -41,32 +41,36 @@ class Reference:
         parameters = [p for group in self.base.param_groups for p in group["params"]]
         w = [layer.detach().clone() for layer in self.layers]
         g = [torch.zeros_like(p) for p in parameters]
-        for n in self.noise(w):
+        for pair in range(self.pairs):
+            n = self.noise(w, pair)
             g_plus = self._gradient(parameters, plus_loss, [w_l + n_l for w_l, n_l in zip(w, n, strict=True)])
             g_minus = self._gradient(parameters, minus_loss, [w_l - n_l for w_l, n_l in zip(w, n, strict=True)])
             for g_i, plus, minus in zip(g, g_plus, g_minus, strict=True):
-                g_i += (shares[0] * plus + shares[1] * minus) / self.pairs
+                g_i += shares[0] / self.pairs * plus
+                g_i += shares[1] / self.pairs * minus
         self._set_layers(w)
         for p, g_i in zip(parameters, g, strict=True):
             p.grad = g_i
         self.base.step()
         self.t += 1
 
-    def noise(self, w: Sequence[Tensor]) -> list[list[Tensor]]:
-        """n for each pair of update t: one flat draw, cut into layers, each layer scaled."""
-        generator = torch.Generator(w[0].device).manual_seed(mix(self.seed, self.t, 0, 0))
-        sizes = [w_l.numel() for w_l in w]
-        pairs = []
-        for _ in range(self.pairs):
-            z = torch.empty(sum(sizes), dtype=w[0].dtype, device=w[0].device)
-            self.distribution.fill(z, generator)
-            pairs.append([self._scaled(z_l, w_l) for z_l, w_l in zip(torch.split(z, sizes), w, strict=True)])
-        return pairs
+    def noise(self, w: Sequence[Tensor], pair: int) -> list[Tensor]:
+        """n of update t: each layer has a generator of its own, and is scaled to its own norm."""
+        return [self._scaled(self._drawn(layer, w_l, pair), w_l) for layer, w_l in zip(self.layers, w, strict=True)]
+
+    def _drawn(self, layer: Tensor, w_l: Tensor, pair: int) -> Tensor:
+        """z of one layer: its place among all parameters tells it from the others, and rank 0 from other processes."""
+        parameters = [p for group in self.base.param_groups for p in group["params"]]
+        position = next(i for i, p in enumerate(parameters) if p is layer)
+        generator = torch.Generator(w_l.device).manual_seed(mix(self.seed, self.t, 0, pair, position))
+        z_l = torch.empty(w_l.numel(), dtype=w_l.dtype, device=w_l.device)
+        self.distribution.fill(z_l, generator)
+        return z_l.view_as(w_l)
 
     def _scaled(self, z_l: Tensor, w_l: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(z_l) if self.distribution.unit == "norm" else math.sqrt(w_l.numel())
-        n_l: Tensor = self.a * torch.linalg.vector_norm(w_l) * z_l / length
-        return n_l.view_as(w_l)
+        n_l: Tensor = z_l * (torch.linalg.vector_norm(w_l) * self.a / length)
+        return n_l
 
     def _gradient(self, parameters: list[Tensor], loss: Callable[[], Tensor], point: list[Tensor]) -> list[Tensor]:
         self._set_layers(point)

@@ -24,20 +24,20 @@ def weights_of(net: nn.Module) -> Weights:
 
 def noises(weights: Weights, level: float, seed: int, step: int, key: int = 0, pairs: int = 1) -> list[Weights]:
     """n of each pair: Gaussian in the tensors of two or more dimensions, of the norm level · ‖w‖ in each."""
-    layers = {name: w for name, w in weights.items() if w.dim() >= 2}
-    generator = torch.Generator().manual_seed(mix(seed, step, key, 0))
-    found = []
-    for _ in range(pairs):
-        first = next(iter(layers.values()))
-        flat = torch.empty(sum(w.numel() for w in layers.values()), dtype=first.dtype).normal_(generator=generator)
-        pieces = torch.split(flat, [w.numel() for w in layers.values()])
-        found.append(
-            {
-                name: (level * w.norm() / z.norm() * z).view_as(w)
-                for (name, w), z in zip(layers.items(), pieces, strict=True)
-            }
-        )
-    return found
+    return [
+        {
+            name: drawn(w, level, mix(seed, step, key, pair, position))
+            for position, (name, w) in enumerate(weights.items())
+            if w.dim() >= 2
+        }
+        for pair in range(pairs)
+    ]
+
+
+def drawn(w: Tensor, level: float, seed: int) -> Tensor:
+    """A Gaussian tensor like w, of the norm level · ‖w‖."""
+    z = torch.empty(w.numel(), dtype=w.dtype).normal_(generator=torch.Generator().manual_seed(seed))
+    return (level * w.norm() / z.norm() * z).view_as(w)
 
 
 def moved(weights: Weights, noise: Weights, sign: int) -> Weights:

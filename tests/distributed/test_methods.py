@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from ssgd import SSGD
-from ssgd.core.wrapper import Wrapper
+from ssgd.core.point_optimizer import PointOptimizer as Wrapper
 from ssgd.methods import METHODS, SAM, EntropySGD
 
 from ..problems import mlp, vectors

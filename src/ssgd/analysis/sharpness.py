@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core import stale
-from ..core.buckets import as_real, make_buckets
+from ..core.buckets import Chosen, as_real
 from ..core.checks import check_count, check_level, check_seed
-from ..core.noise import Distribution, Fill, as_distribution, mix
-from ..core.points import TwoPoints
+from ..core.noise import Distribution, Fill, as_distribution
 from ..core.selection import default_selection, magnitudes, trainable
+from ..core.weights import NoisyWeights
 from .gathering import NO_BATCHES
 from .task import Task, evaluating, gradients, kept, replayed
 
@@ -79,8 +79,8 @@ class Excess:
     def trace(self) -> float:
         """2 · mean / level². In small noise, the Hessian's trace with each weight measured in the level's unit.
 
-        For ``sphere`` and ``sign`` that is Σ_l rms(w_l)² tr(H_ll) over the tensors l that moved, whatever the scale of
-        their weights; for ``gaussian`` tr(H) itself; for ``uniform`` a third of the first.
+        For ``sphere``, ``sign`` and ``uniform`` that is Σ_l rms(w_l)² tr(H_ll) over the tensors l that moved, whatever
+        the scale of their weights; for ``gaussian`` tr(H) itself.
         """
         return 2 * self.mean / self.level**2
 
@@ -108,20 +108,18 @@ def symmetric_excess(
     plus, minus, lengths = [], [], []
     with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
         weights = noisy_weights(task, as_distribution(distribution), perturb)
-        generators = [torch.Generator(bucket.tensors[0].device) for bucket in weights.buckets]
         clean, _ = task.measure()
         for pair in range(pairs):
-            for index, generator in enumerate(generators):
-                generator.manual_seed(mix(seed, pair, 0, index))
             try:
-                weights.plus([level], generators)
-                lengths.append(_length(weights))
-                plus.append(task.measure()[0])
-                weights.rest()
-                weights.minus()
-                minus.append(task.measure()[0])
+                for sign, losses in ((1, plus), (-1, minus)):
+                    weights.move(sign, (seed, pair, 0), 0, [level])
+                    if sign > 0:
+                        lengths.append(_length(weights))
+                    losses.append(task.measure()[0])
+                    weights.restore()
             finally:
                 weights.restore()
+                weights.release()
     return Excess(
         level=float(level),
         distribution=weights.distribution.name,
@@ -134,7 +132,7 @@ def symmetric_excess(
     )
 
 
-def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None) -> TwoPoints:
+def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None) -> NoisyWeights:
     """The weights that S-SGD would move, or those chosen."""
     known = list(task.model.parameters())
     chosen = default_selection(known, magnitudes(known, task.model)) if perturb is None else trainable(list(perturb))
@@ -145,10 +143,10 @@ def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tens
             "nothing to perturb: no trainable tensor of two or more dimensions was found; "
             "choose some with perturb=select(model, ...)"
         )
-    return TwoPoints(make_buckets([(p, 0) for p in chosen], flat=distribution.unit != "filter"), distribution)
+    return NoisyWeights([Chosen(p, 0, i) for i, p in enumerate(chosen)], distribution)
 
 
-def _length(weights: TwoPoints) -> float:
+def _length(weights: NoisyWeights) -> float:
     """‖n‖ as realised, while the weights are at w + n."""
     square = 0.0
     for bucket, clean in zip(weights.buckets, weights.kept, strict=True):

@@ -1,13 +1,13 @@
-"""The selected weights as flat aliases, one bucket for each device, dtype and sharding."""
+"""The chosen weights as flat aliases, one bucket for each device, dtype and sharding."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,31 +15,41 @@ from torch import Tensor
 from .parallel import Sharding, local, sharding
 
 
+class Chosen(NamedTuple):
+    """A tensor that moves, its parameter group, and its position among all parameters, which its noise depends on."""
+
+    parameter: Tensor
+    group: int
+    position: int
+
+
 @dataclass
 class Bucket:
     """Tensors that one foreach call can serve. They alias the parameters: same storage, one dimension if possible."""
 
-    key: tuple[Any, ...]
     sharding: Sharding | None
+    flat: bool
     parameters: list[Tensor] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
-    groups: list[int] = field(default_factory=list)  # the parameter group each tensor belongs to
+    groups: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     numels: list[int] = field(default_factory=list)  # elements of the whole tensor, over all shards
-    flat: bool = True
 
     @cached_property
     def wide(self) -> torch.dtype:
         """Single precision at least: what norms are taken in."""
         return torch.promote_types(self.tensors[0].dtype, torch.float32)
 
+    def locals(self) -> list[Tensor]:
+        """The parameters, as far as they lie here."""
+        return self.parameters if self.sharding is None else [local(p) for p in self.parameters]
+
     def follow(self) -> bool:
         """Alias anew what has got other memory, as an LSTM's flatten_parameters() does; whether there was any."""
-        moved = False
-        for i, (parameter, tensor) in enumerate(zip(self.parameters, self.tensors, strict=True)):
-            if tensor.data_ptr() != local(parameter).data_ptr():
-                self.tensors[i] = _alias(parameter, self.flat)
-                moved = True
-        return moved
+        if [t.data_ptr() for t in self.tensors] == [p.data_ptr() for p in self.locals()]:
+            return False
+        self.tensors = [alias(p, self.flat) for p in self.parameters]
+        return True
 
     def copy(self) -> list[Tensor]:
         """A copy of the tensors, in one allocation."""
@@ -49,12 +59,23 @@ class Bucket:
     def empty(self) -> Tensor:
         """Room for all elements, flat."""
         first = self.tensors[0]
-        return torch.empty(sum(t.numel() for t in self.tensors), dtype=first.dtype, device=first.device)
+        return torch.empty(sum([t.numel() for t in self.tensors]), dtype=first.dtype, device=first.device)
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """``flat`` in pieces shaped like the tensors."""
         pieces = torch.split(flat, [t.numel() for t in self.tensors])
         return [c if t.dim() == 1 else c.view(t.shape) for c, t in zip(pieces, self.tensors, strict=True)]
+
+    def in_order(self, i: int) -> bool:
+        """Whether the elements of a piece for tensor ``i`` are those of the whole tensor, row by row."""
+        return self.sharding is None and (self.parameters[i].is_contiguous() or not self.tensors[i].is_contiguous())
+
+    def laid_out(self, i: int, piece: Tensor) -> Tensor:
+        """A piece shaped like tensor ``i``, in the shape of the parameter here."""
+        real = as_real(local(self.parameters[i]))
+        if real.is_contiguous() or not self.tensors[i].is_contiguous():
+            return piece.view(real.shape)
+        return piece.as_strided(real.shape, real.stride())
 
     def by_parameter(self, pieces: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Pieces shaped like the tensors, each laid out as its parameter is. Not for shards."""
@@ -65,23 +86,32 @@ class Bucket:
             found[p] = torch.view_as_complex(laid.clone()) if p.is_complex() else laid  # a clone: pairs must lie evenly
         return found
 
+    def aliases_of(self, values: Mapping[Tensor, Tensor]) -> list[Tensor]:
+        """The caller's tensor for each parameter, aliased as the parameter is."""
+        found = [values[p] for p in self.parameters]
+        for p, value in zip(self.parameters, found, strict=True):
+            if (value.shape, value.dtype, value.device, value.stride()) != (p.shape, p.dtype, p.device, p.stride()):
+                raise ValueError("a tensor of out= must have its parameter's shape, dtype, device and strides")
+        return [alias(value, self.flat) for value in found]
 
-def make_buckets(parameters: Sequence[tuple[Tensor, int]], flat: bool = True) -> list[Bucket]:
-    """Buckets of ``(parameter, group index)``; memory that is there twice (tied weights) enters once."""
+
+def make_buckets(chosen: Sequence[Chosen], flat: bool = True) -> list[Bucket]:
+    """Buckets of what is chosen; memory that is there twice (tied weights) enters once."""
     buckets: dict[tuple[Any, ...], Bucket] = {}
     taken: set[tuple[int, int]] = set()
-    for parameter, group in parameters:
-        tensor = _alias(parameter, flat)
+    for parameter, group, position in chosen:
+        tensor = alias(parameter, flat)
         span = _span(local(parameter))
         if tensor.numel() and span in taken:
             continue
         taken.add(span)
         cut = sharding(parameter)
         key = (str(tensor.device), str(tensor.dtype), cut and cut.key)
-        bucket = buckets.setdefault(key, Bucket(key, cut, flat=flat))
+        bucket = buckets.setdefault(key, Bucket(cut, flat))
         bucket.parameters.append(parameter)
         bucket.tensors.append(tensor)
         bucket.groups.append(group)
+        bucket.positions.append(position)
         bucket.numels.append(math.prod(parameter.shape) * (2 if parameter.is_complex() else 1))
     if any(start < end for (_, end), (start, _) in pairwise(sorted(taken))):
         raise ValueError(
@@ -96,16 +126,8 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The first and last address of a tensor: the same for a tied weight, also when one of the two is transposed."""
-    if tensor.numel() and not tensor.data_ptr():  # its values lie in tensors inside it: known by its id, an empty span
-        return -id(tensor), -id(tensor)
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() * bool(tensor.numel())
-
-
 @torch.no_grad()
-def _alias(parameter: Tensor, flat: bool) -> Tensor:
+def alias(parameter: Tensor, flat: bool) -> Tensor:
     """An alias that shares storage and version counter, so autograd sees every change; where not flat, the tensor."""
     tensor = as_real(local(parameter))
     if not flat:
@@ -116,3 +138,11 @@ def _alias(parameter: Tensor, flat: bool) -> Tensor:
     if sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1 == tensor.numel():
         return tensor.as_strided((tensor.numel(),), (1,))  # dense in another order, such as channels_last
     return tensor
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first and last address of a tensor: the same for a tied weight, also when one of the two is transposed."""
+    if tensor.numel() and not tensor.data_ptr():  # its values lie in tensors inside it: known by its id, an empty span
+        return -id(tensor), -id(tensor)
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() * bool(tensor.numel())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,3 +91,30 @@ def check_seed(seed: int | None) -> int:
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise ValueError(f"seed must be a whole number from 0 to 2**63 - 1, not {seed!r}")
     return int(seed)
+
+
+def check_closure(closure: Any, name: str) -> None:
+    """Lightning's closures know their trainer, which may want more of them than a gradient at each point."""
+    module: Any = closure.args[0] if isinstance(closure, partial) and closure.args else None
+    trainer = getattr(module, "_trainer", None)
+    if trainer is None or not hasattr(module, "automatic_optimization"):
+        return
+    if not module.automatic_optimization:
+        what = "manual optimization"
+    elif trainer.accumulate_grad_batches > 1:
+        what = f"accumulate_grad_batches={trainer.accumulate_grad_batches}"
+    elif trainer.gradient_clip_val:
+        what = f"gradient_clip_val={trainer.gradient_clip_val}"
+    elif _overrides(module, "configure_gradient_clipping"):
+        what = "a configure_gradient_clipping() of the module's own"
+    else:
+        return
+    raise RuntimeError(
+        f"{name} under Lightning with {what} would step with something else than the mean over its points: give the "
+        "Trainer the callback ssgd.integrations.lightning.SymmetricNoise(), which finds this optimizer"
+    )
+
+
+def _overrides(module: object, hook: str) -> bool:
+    """Whether a class defines a hook anew that one further up, Lightning's, defines."""
+    return sum(hook in vars(kind) for kind in type(module).__mro__) > 1

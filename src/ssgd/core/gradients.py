@@ -1,4 +1,4 @@
-"""``p.grad`` over the points of a step: a weighted mean, built by plain accumulation."""
+"""``p.grad`` over the passes of a batch: what was there, and a weighted mean of what the passes bring."""
 
 from __future__ import annotations
 
@@ -11,42 +11,168 @@ from torch.utils.weak import TensorWeakRef
 
 from .parallel import Sharding, local
 
+SECOND_ORDER = (
+    "a gradient at a point has a graph of its own, as create_graph=True leaves it for second-order optimizers such as "
+    "AdaHessian and SophiaH: the graph is of weights that move, so they are not served; take another base"
+)
+SPARSE = (
+    "sparse gradients are not served: build the embedding with sparse=False, "
+    "or give its parameters an optimizer of their own"
+)
+UNREDUCED = (
+    "a parameter has a gradient from an earlier point and none from the last one, whose backward() reduces it over the "
+    "ranks: use every layer at every point, or points() under DistributedDataParallel(find_unused_parameters=True)"
+)
+
 
 class MeanGradient:
-    """Keeps ``p.grad`` = what was there + Σ share · gradient, while backward() does nothing but add.
+    """Leaves ``p.grad`` = what was there + Σ share · gradient, summed over the passes.
 
-    What has come so far is rescaled before each pass so that the pass's own gradient enters with factor one:
-    by 2 on entering a pair and by ½ on leaving it, which is exact as long as float16 does not overflow.
+    A pass adds to what is in ``p.grad``, as every backward() does. After it the gradient is taken out, into memory that
+    is ours: clearing gradients at a later point drops nothing, and a backward() that writes to the same memory each
+    time, as CUDA graphs do, changes nothing. The price is a second set of gradients during the later passes.
+
+    The first pass that counts adds to what was there before, scaled so that its gradient enters with factor one. A pass
+    with share 0 has ``p.grad`` for itself and leaves nothing behind.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters = parameters
-        self.beside: Sequence[Tensor] = ()  # what another optimizer updates: a mean too, and it may be sparse
-        self._share = 1.0  # p.grad times this is the mean so far
-        self._aside: dict[Tensor, Tensor] = {}
+    def __init__(self, parameters: Sequence[Tensor], others: Sequence[Tensor], shares: Sequence[float]) -> None:
+        self.all = [*parameters, *others]
+        self._trained = set(map(id, parameters)) if others else None  # None: all of them
+        self._shares = shares
+        self._counting = [i for i, share in enumerate(shares) if share]
+        self._mean: dict[Tensor, Tensor] = {}  # of the passes so far, with what was there before
+        self._aside: dict[Tensor, Tensor] = {}  # during a pass with share 0
+        self._before: list[tuple[TensorWeakRef, int]] = []  # what there was when last looked at
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._reduced = False
+        self.arrivals: list[bool] = []  # whether a gradient came in each pass
 
-    def before(self, share: float) -> None:
-        """Make room for a pass with this share. One with share 0 has ``p.grad`` for itself."""
-        if share:
-            self._rescale(share)
-        else:
-            there = {p: p.grad for p in self.all if p.grad is not None}
-            self._aside = {p: g.clone() if g._is_view() else g for p, g in there.items()}  # DDP writes to its views
-            clear(self.all)
-
-    def after(self, share: float) -> None:
-        """A pass with share 0 leaves nothing behind."""
-        if not share:
-            for p in self.all:
-                p.grad = self._aside.pop(p, None)
+    def changed(self) -> bool:
+        """Whether a gradient has come, gone or been written to since the last pass began or ended."""
+        now = [g for p in self.all if (g := p.grad) is not None]
+        if len(now) != len(self._before):
+            return True
+        return any(
+            ref() is not g or version != _version(g) for (ref, version), g in zip(self._before, now, strict=True)
+        )
 
     @property
-    def all(self) -> list[Tensor]:
-        return [*self.parameters, *self.beside]
+    def came_late(self) -> bool:
+        """Whether all gradients there are came after the last pass, so that they are not the points'."""
+        return not any(self.arrivals) and not self._before and self.changed()
+
+    def begin(self, index: int, reduced: bool = False, unused: bool = False) -> None:
+        """Before a pass. ``reduced``: DDP's backward() reduces the sum; ``unused``: also of layers it does not use."""
+        share = self._shares[index]
+        self._reduced = reduced and bool(self._mean)
+        if not share:
+            self._aside = {p: g.clone() if g._is_view() else g for p in self.all if (g := p.grad) is not None}
+            clear(self.all)  # the clones are of DDP's views, which it writes to
+        elif self._reduced:
+            self._scale(self._mean, 1 / share)
+            if unused:
+                for p, g in self._mean.items():
+                    p.grad = g
+                self._mean = {}
+            else:
+                self._hooks = [p.register_hook(self._joined_on_arrival(p)) for p in self._mean]  # type: ignore[no-untyped-call]
+        elif index == self._counting[0] and share != 1:
+            self._scale({p: g for p in self.all if (g := p.grad) is not None}, 1 / share)
+        self.look()
+
+    def end(self, index: int, moved: bool) -> None:
+        """After a pass, which was elsewhere than at w if ``moved``."""
+        share = self._shares[index]
+        self.arrivals.append(self.changed())
+        if moved and any(g.requires_grad for p in self.all if (g := p.grad) is not None):
+            raise RuntimeError(SECOND_ORDER)
+        if not share:
+            for p in self.all:
+                p.grad = self._aside.get(p)
+            self._aside = {}
+        elif self._reduced:
+            if self._mean:
+                raise RuntimeError(UNREDUCED)
+            self._scale({p: g for p in self.all if (g := p.grad) is not None}, share)
+        elif len(self._counting) > 1 or share != 1:
+            self._take(share)
+            if index == self._counting[-1]:
+                for p, g in self._mean.items():
+                    p.grad = g
+                self._mean = {}
+        self.close()
+        if not any(self.arrivals) or index + 1 < len(self._shares):
+            self.look()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def look(self) -> None:
+        """Note what there is now."""
+        self._before = [(TensorWeakRef(g), _version(g)) for p in self.all if (g := p.grad) is not None]
+
+    @torch.no_grad()
+    def _take(self, share: float) -> None:
+        """``p.grad`` times ``share`` out of ``p.grad``, into the mean."""
+        new, old, added = [], [], []
+        for p in self.all:
+            g = p.grad
+            if g is None:
+                continue
+            p.grad = None
+            mean = self._mean.get(p)
+            if g.layout is not torch.strided or type(g) is not Tensor:
+                self._take_apart(p, g, share)
+            elif mean is None:
+                new.append((p, g))
+            else:
+                old.append(mean)
+                added.append(g)
+        if new:
+            self._mean.update(zip((p for p, _ in new), torch._foreach_mul([g for _, g in new], share), strict=True))
+        if old:
+            torch._foreach_add_(old, added, alpha=share)
+
+    def _take_apart(self, p: Tensor, g: Tensor, share: float) -> None:
+        """One that foreach calls do not serve: sparse, or sharded and so in memory of its own."""
+        self._check_dense(p, g)
+        local(g).mul_(share)
+        mean = self._mean.setdefault(p, g)
+        if mean is not g:
+            local(mean).add_(local(g))
+
+    @torch.no_grad()
+    def _scale(self, gradients: dict[Tensor, Tensor], factor: float) -> None:
+        if factor == 1:
+            return
+        for p, g in gradients.items():
+            self._check_dense(p, g)
+        dense = [local(g) for g in gradients.values() if g.layout is torch.strided]
+        if dense:
+            torch._foreach_mul_(dense, factor)
+        for g in gradients.values():
+            if g.layout is not torch.strided:
+                g.mul_(factor)
+
+    def _check_dense(self, p: Tensor, g: Tensor) -> None:
+        if g.layout is not torch.strided and (self._trained is None or id(p) in self._trained):
+            raise RuntimeError(SPARSE)
+
+    def _joined_on_arrival(self, p: Tensor) -> Callable[[Tensor], Tensor]:
+        """The mean so far joins a gradient as it arrives, however the caller clears: DDP reduces the sum."""
+
+        def join(gradient: Tensor) -> Tensor:
+            mean = self._mean.pop(p, None)
+            return gradient if mean is None else gradient + mean
+
+        return join
 
     @contextmanager
     def clearing_noticed(self) -> Iterator[None]:
-        """What was set aside is dropped where the block clears gradients, in whatever way, before it adds to them.
+        """What a pass with share 0 has set aside is dropped where the block clears gradients, in whatever way.
 
         Zeros stand in its place, and the first gradient to arrive shows whether they were removed or written to.
         """
@@ -68,32 +194,12 @@ class MeanGradient:
             for handle in handles:
                 handle.remove()
 
-    def end(self) -> None:
-        """After the last pass."""
-        self._rescale(1.0)
-
-    @torch.no_grad()
-    def _rescale(self, share: float) -> None:
-        if share == self._share:
-            return
-        gradients = present(self.parameters)
-        others = [p.grad for p in self.beside if p.grad is not None]
-        gradients += [local(g) for g in others if g.layout is torch.strided]
-        if gradients:
-            torch._foreach_mul_(gradients, self._share / share)
-        for sparse in (g for g in others if g.layout is not torch.strided):
-            sparse.mul_(self._share / share)
-        self._share = share
-
 
 def present(parameters: Iterable[Tensor]) -> list[Tensor]:
     """The gradients there are, as far as they lie here."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if any(g.layout is not torch.strided for g in gradients):
-        raise RuntimeError(
-            "sparse gradients are not served: build the embedding with sparse=False, "
-            "or give its parameters an optimizer of their own"
-        )
+        raise RuntimeError(SPARSE)
     return [local(g) for g in gradients]
 
 
@@ -102,74 +208,18 @@ def clear(parameters: Iterable[Tensor]) -> None:
         p.grad = None
 
 
-class Gradients:
-    """The gradients there are, to tell later whether a backward() has added to one.
-
-    They are known by weak references: an id may come again.
-    """
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        gradients = [g for p in parameters if (g := p.grad) is not None]
-        self._known = [TensorWeakRef(g) for g in gradients]
-        self._versions = _versions(gradients)
-
-    def __bool__(self) -> bool:
-        return bool(self._known)
-
-    def changed(self, parameters: Iterable[Tensor]) -> bool:
-        now = [g for p in parameters if (g := p.grad) is not None]
-        others = len(now) != len(self._known) or any(ref() is not g for ref, g in zip(self._known, now, strict=True))
-        return others or _versions(now) != self._versions
-
-
-def _versions(gradients: Sequence[Tensor]) -> list[int]:
-    """Of each, and of its part here where it is sharded."""
-    return [g._version for g in gradients] + [local(g)._version for g in gradients if type(g) is not Tensor]
-
-
-@contextmanager
-def added_on_arrival(parameters: Sequence[Tensor], aside: list[Tensor | None]) -> Iterator[None]:
-    """What was set aside joins a parameter's gradient as it arrives: DDP then reduces the sum."""
-
-    def join(index: int) -> Callable[[Tensor], Tensor]:
-        def hook(gradient: Tensor) -> Tensor:
-            old, aside[index] = aside[index], None
-            return gradient if old is None else gradient + old
-
-        return hook
-
-    hooked = [i for i, old in enumerate(aside) if old is not None]
-    handles = [parameters[i].register_hook(join(i)) for i in hooked]  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@torch.no_grad()
-def add_back(parameters: Sequence[Tensor], aside: Sequence[Tensor | None]) -> None:
-    """``p.grad`` = what was set aside + what has come since."""
-    kept = [(p, old) for p, old in zip(parameters, aside, strict=True) if old is not None]
-    both = [(local(old), local(p.grad)) for p, old in kept if p.grad is not None]
-    dense = [pair for pair in both if pair[0].layout is torch.strided]
-    if dense:
-        torch._foreach_add_([old for old, _ in dense], [new for _, new in dense])
-    for old, new in both:
-        if old.layout is not torch.strided:
-            old.add_(new)
-    for p, old in kept:
-        p.grad = old
-
-
 def all_finite(parameters: Sequence[Tensor], shardings: Iterable[Sharding]) -> Tensor:
     """Whether every gradient element is finite: a 0-dim tensor on the device, the same on all shards."""
     gradients = [g for g in present(parameters) if g.numel()]
     norms = torch._foreach_norm(gradients, float("inf")) if gradients else []
-    device = local(parameters[0]).device
-    bad = torch.zeros((), device=device)
+    bad = torch.zeros((), device=local(parameters[0]).device)
     if norms:
-        bad += torch.stack([n.to(device) for n in norms]).isfinite().logical_not().any()
+        bad += torch.stack([n.to(bad.device) for n in norms]).isfinite().logical_not().any()
     for cut in shardings:
         bad = cut.sum(bad)
     return bad == 0
+
+
+def _version(gradient: Tensor) -> int:
+    """Of the gradient, and of its part here where it is sharded."""
+    return gradient._version + (local(gradient)._version if type(gradient) is not Tensor else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,10 +18,14 @@ Fill = Callable[[Tensor, torch.Generator], object]
 class Distribution:
     """How a layer's noise is drawn.
 
-    ``fill(z, generator)`` fills the flat tensor ``z`` in place, each element independently: one call covers all layers.
-    ``unit`` says what the level counts in: ``"norm"``: a layer's noise is scaled to exactly ``level * ||w||``;
-    ``"rms"``: it is ``level * rms(w) * z``; ``"filter"``: ``level * ||w_f|| * z`` in each row (filter) f of the tensor;
-    ``"one"``: ``level * z``, whatever the weights.
+    ``fill(z, generator)`` fills the flat tensor ``z`` in place, each element independently. ``unit`` says how the noise
+    of a tensor is made of it, and so what the level means:
+
+    - ``"norm"``: scaled to a norm of exactly ``level * ||w||``, whatever was filled in. The level is ``||n|| / ||w||``.
+    - ``"rms"``: ``level * rms(w) * z``. The level is the expected ``||n|| / ||w||`` if the mean of z² is 1; it is not
+      made so.
+    - ``"filter"``: ``level * ||w_f|| * z`` in each row (filter) f. The level is an element's size, in norms of its row.
+    - ``"one"``: ``level * z``, whatever the weights. The level is an element's own size.
     """
 
     name: str
@@ -40,7 +45,8 @@ def _sign(z: Tensor, generator: torch.Generator) -> None:
 
 
 def _uniform(z: Tensor, generator: torch.Generator) -> None:
-    z.uniform_(-1, 1, generator=generator)
+    """The mean of z² is 1, so the level is the expected ratio of norms."""
+    z.uniform_(-math.sqrt(3), math.sqrt(3), generator=generator)
 
 
 DISTRIBUTIONS = {
@@ -53,6 +59,11 @@ DISTRIBUTIONS = {
         Distribution("gaussian", _normal, unit="one"),
     )
 }
+
+
+def paper_level(a: float) -> float:
+    """The level ‖n‖ / ‖w‖ of the paper's noise level ``a``: its uniform noise peaks at ``a`` times the layer's rms."""
+    return a / math.sqrt(3)
 
 
 def as_distribution(distribution: str | Distribution | Fill) -> Distribution:

@@ -34,11 +34,6 @@ class Sharding:
     def key(self) -> tuple[Any, ...]:
         return (*self.mesh.mesh.flatten().tolist(), self.mesh.mesh.ndim, *self.cut, self.rows_are_whole)
 
-    @property
-    def coordinates(self) -> list[int]:
-        """This process's place along the dimensions the tensor is cut over: what its noise must depend on."""
-        return [self.mesh.get_local_rank(i) for i, cut in enumerate(self.cut) if cut]
-
     def sum(self, tensor: Tensor) -> Tensor:
         """``tensor`` added up over all shards, in place."""
         for i, cut in enumerate(self.cut):
@@ -72,6 +67,20 @@ def sharding(parameter: Tensor) -> Sharding | None:
         tuple(not placement.is_replicate() for placement in parameter.placements),  # type: ignore[attr-defined]
         all(placement.is_replicate() or placement.dim == 0 for placement in parameter.placements),  # type: ignore[attr-defined]
     )
+
+
+def part_here(parameter: Tensor, whole: Tensor) -> Tensor:
+    """What the shard here has of the flat ``whole``, in the shape of the shard, complex numbers as pairs of reals."""
+    part = whole.view(*parameter.shape, 2) if parameter.is_complex() else whole.view(parameter.shape)
+    if not is_sharded(parameter):
+        return part
+    mesh = parameter.device_mesh  # type: ignore[attr-defined]
+    cuts = [(i, placement) for i, placement in enumerate(parameter.placements) if not placement.is_replicate()]  # type: ignore[attr-defined]
+    for i, cut in sorted(cuts, key=lambda cut: type(cut[1]).__name__ == "_StridedShard"):  # FSDP2 cuts what TP has cut
+        pieces = part.chunk(mesh.size(i), cut.dim)
+        here = mesh.get_local_rank(i)
+        part = pieces[here] if here < len(pieces) else part.narrow(cut.dim, 0, 0)
+    return part
 
 
 def unwrap_ddp(model: nn.Module | None) -> DistributedDataParallel | None:

@@ -1,4 +1,4 @@
-"""The global random streams, put back so that two passes draw the same dropout masks."""
+"""The global random streams, put back so that two passes draw the same dropout masks; and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -25,3 +25,8 @@ def put_back(states: Snapshot) -> None:
             torch.set_rng_state(state)
         else:
             torch.get_device_module(device).set_rng_state(state, device)
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.wrapper import Wrapper
+from ..core.point_optimizer import PointOptimizer
 
 try:
     from accelerate import Accelerator, DistributedType
@@ -28,12 +28,10 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
     together = (prepared,) if len(objects) == 1 else prepared
     for optimizer in together:
         inner = unwrapped(optimizer)
-        if isinstance(inner, Wrapper):
+        if isinstance(inner, PointOptimizer):
             for model in (each for each in together if isinstance(each, nn.Module) and _trained(each, inner)):
                 inner.attach(model)
-            for way in ("points", "split"):
-                if hasattr(inner, way):
-                    setattr(optimizer, way, getattr(inner, way))
+            optimizer.points, optimizer.split = inner.points, inner.split
     return prepared
 
 

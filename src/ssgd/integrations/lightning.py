@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_count, check_level
-from ..core.points import Level
-from ..core.walk import Point
-from ..core.wrapper import Wrapper
+from ..core.passes import Point
+from ..core.point_optimizer import PointOptimizer
+from ..core.weights import Level
 from ..optimizer import SSGD
 
 try:
@@ -64,9 +64,7 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
             raise ValueError("DeepSpeed steps on weights of its own, which S-SGD cannot move: use DDP or FSDP2")
         strategy.optimizers = [self._around(optimizer, strategy.model) for optimizer in strategy.optimizers]
         for proxy in strategy._lightning_optimizers:
-            for way in ("points", "split"):
-                if hasattr(proxy.optimizer, way):
-                    setattr(proxy, way, getattr(proxy.optimizer, way))
+            proxy.points, proxy.split = proxy.optimizer.points, proxy.optimizer.split
         loop: Any = trainer.fit_loop.epoch_loop.automatic_optimization
         loop._make_closure = partial(self._make_closure, loop)
 
@@ -76,8 +74,8 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
 
     # --- below here: how --------------------------------------------------------------------------------------------
 
-    def _around(self, optimizer: Optimizer, model: nn.Module) -> Wrapper:
-        if not isinstance(optimizer, Wrapper):
+    def _around(self, optimizer: Optimizer, model: nn.Module) -> PointOptimizer:
+        if not isinstance(optimizer, PointOptimizer):
             if self.noise is None:
                 raise ValueError(
                     "S-SGD needs a level: give SymmetricNoise(noise=...), or return an SSGD from configure_optimizers"
@@ -90,17 +88,19 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
             )
         else:
             optimizer.attach(model)
-        for way in ["split"] * self.split + ["symmetric_excess"] * (self.excess_every is not None):
-            if not hasattr(optimizer, way):
-                raise ValueError(f"{type(optimizer).__name__} has no {way}(): leave it out of SymmetricNoise()")
-        optimizer.closure_walks = True
+        name = type(optimizer).__name__
+        if self.split and not optimizer.rule.can_split():
+            raise ValueError(f"{name} has no split(): leave it out of SymmetricNoise()")
+        if self.excess_every is not None and not optimizer.rule.has_noise:
+            raise ValueError(f"{name} has no symmetric_excess(): leave it out of SymmetricNoise()")
+        optimizer.closure_has_points = True
         return optimizer
 
     def _make_closure(self, loop: Any, kwargs: dict[str, Any], optimizer: Any, number: int) -> Any:
         """In place of the loop's own: its closure, once for each point."""
         once = type(loop)._make_closure(loop, kwargs, optimizer, number)
         if once._backward_fn is None:  # a pass for batch-norm, which ends with a step all the same
-            if not optimizer._clean():
+            if not optimizer.rule.is_off(optimizer):
                 optimizer.zero_grad()
             return once
         if "batch" not in kwargs:
@@ -108,9 +108,9 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
                 "training_step(dataloader_iter) draws a batch at each point, and the points need the same: "
                 "write training_step(batch, batch_idx)"
             )
-        return type(once)(partial(self._walk, loop, once, kwargs, optimizer))
+        return type(once)(partial(self._at_every_point, loop, once, kwargs, optimizer))
 
-    def _walk(self, loop: Any, once: Any, kwargs: dict[str, Any], optimizer: Any) -> Any:
+    def _at_every_point(self, loop: Any, once: Any, kwargs: dict[str, Any], optimizer: Any) -> Any:
         """Forward and backward at every point. Returns the last one's output, with the mean loss.
 
         Where ``training_step`` skips the batch at a point, all of it is skipped.
@@ -120,7 +120,7 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
             once._zero_grad_fn()
         losses: list[Any] = []
         for point, part in self._passes(optimizer, kwargs):
-            point.walk.by_closure = True
+            point.passes.by_closure = True
             with point:
                 if len(losses) < point.index:
                     continue  # skipped at one before it
@@ -133,11 +133,11 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
                         "training_step returned None after a loss at another point, whose gradient has joined those of "
                         "earlier batches: skip a batch at all its points, or leave out accumulate_grad_batches"
                     )
-        walk = point.walk
-        if len(losses) == len(walk.points):
-            for point, loss in zip(walk.points, losses, strict=True):
+        points = point.passes.points
+        if len(losses) == len(points):
+            for point, loss in zip(points, losses, strict=True):
                 self._note(point, loss * loop.trainer.accumulate_grad_batches)
-            output.loss = sum(share * loss for share, loss in zip(walk.shares, losses, strict=True))
+            output.loss = sum(point.share * loss for point, loss in zip(points, losses, strict=True))
         elif once._zero_grad_fn is not None:
             optimizer.zero_grad()  # drops the gradients of points before the one that was skipped
         return output
@@ -152,11 +152,11 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
     def _note(self, point: Point, loss: Tensor) -> None:
         name = {1: "loss_plus", -1: "loss_minus"}.get(point.sign)
         if name is not None:
-            passes = list(point.walk.moves.signs).count(point.sign)
+            passes = list(point.passes.route.signs).count(point.sign)
             self._found[name] = self._found.get(name, 0.0) + loss / passes
 
     def _measure_excess(self, trainer: Trainer, kwargs: dict[str, Any], optimizer: Any) -> None:
-        if self.excess_every is None or trainer.global_step % self.excess_every or optimizer._clean():
+        if self.excess_every is None or trainer.global_step % self.excess_every or optimizer.rule.is_off(optimizer):
             return
 
         def loss() -> Any:

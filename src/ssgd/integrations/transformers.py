@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from ..core.checks import check_level
 from ..core.halves import batch_size
 from ..core.noise import Distribution, Fill, as_distribution
-from ..core.points import Level
-from ..core.walk import Point
-from ..core.wrapper import Wrapper
+from ..core.passes import Point
+from ..core.point_optimizer import PointOptimizer
+from ..core.weights import Level
 from ..optimizer import SSGD
 
 try:
@@ -49,15 +49,15 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if noise is None and not isinstance(self.optimizer, Wrapper):
+        if noise is None and not isinstance(self.optimizer, PointOptimizer):
             raise ValueError("S-SGD needs a level: give noise=..., or optimizers=(SSGD(...), None)")
-        if (noise is not None or distribution is not None) and isinstance(self.optimizer, Wrapper):
+        if (noise is not None or distribution is not None) and isinstance(self.optimizer, PointOptimizer):
             raise ValueError(
                 "the optimizer given has its own level and distribution: leave out noise=... and distribution=..."
             )
         if noise is not None:
             check_level(noise)
-        elif split and not hasattr(self.optimizer, "split"):
+        elif split and not self.optimizer.rule.can_split():
             raise ValueError(f"{type(self.optimizer).__name__} has no split(): leave out split=True, or use SSGD")
         self.noise = noise
         self.split = split
@@ -71,7 +71,7 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         if "lomo" in optim or "layerwise" in optim:
             raise ValueError(f"optim={optim!r} updates weights during backward(), while they are moved: use another")
         optimizer: Optimizer = super().create_optimizer(*args, **kwargs)
-        if self.noise is not None and not isinstance(unwrapped(optimizer), Wrapper):
+        if self.noise is not None and not isinstance(unwrapped(optimizer), PointOptimizer):
             optimizer = self.optimizer = SSGD(
                 optimizer, self.noise, distribution=self.distribution, seed=self.args.seed
             )
@@ -86,16 +86,15 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         opt.train()  # the Trainer calls it inside the points, where a schedule-free base would move the weights
         losses: list[Tensor] = []
         for point, part in opt.split(dict(inputs)) if self.split else ((p, inputs) for p in opt.points()):
-            share = point.walk.shares[point.index]
             items: Any = num_items_in_batch
             if (
-                items is not None and self.split and len(point.walk.points) > 1
+                items is not None and self.split and len(point.passes.points) > 1
             ):  # a sum over the items of a half, which will count by its share
                 items = items * batch_size(part) / batch_size(dict(inputs))
             with point:
                 loss: Tensor = super().training_step(model, part, items)
             self._note(point, loss)
-            losses.append(share * loss)
+            losses.append(point.share * loss)
         return sum(losses[1:], losses[0])
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -110,6 +109,6 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         point.loss = loss
         name = {1: "loss_plus", -1: "loss_minus"}.get(point.sign)
         if name is not None:
-            passes = list(point.walk.moves.signs).count(point.sign)
+            passes = list(point.passes.route.signs).count(point.sign)
             self._sums[name] = self._sums.get(name, 0) + loss / passes
             self._steps.add(self.state.global_step)

@@ -20,7 +20,7 @@ class Distribution(NamedTuple):
 
 
 def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jax.random.uniform(key, shape, dtype, -1.0, 1.0)
+    return jax.random.uniform(key, shape, dtype, -math.sqrt(3), math.sqrt(3))  # the mean of z² is 1
 
 
 DISTRIBUTIONS = {

@@ -41,9 +41,10 @@ def symmetric(
 
     Args:
         base: the optimizer that updates w.
-        noise: the level, ``||n|| / ||w||`` in each leaf (for ``distribution="uniform"`` the peak in units of the leaf's
-            rms): a number, a scalar array, which may be traced, or an optax schedule, called with the step's number.
-            At level 0 the loss is taken once, at w, and the step is that of the base.
+        noise: the level, ``||n|| / ||w||`` in each leaf (for ``distribution="uniform"`` its expectation;
+            :func:`ssgd.paper_level` converts the paper's unit): a number, a scalar array, which may be traced, or an
+            optax schedule, called with the step's number. At level 0 the loss is taken once, at w, and the step is
+            that of the base.
         key: of the noise, which is a function of key, step, pair and leaf.
         mode: ``"both"``: both signs on the whole batch; ``"split"``: +n on its first half, −n on the other.
         distribution: ``"sphere"``, ``"sign"``, ``"uniform"``, or a function ``draw(key, shape, dtype)``.

@@ -30,13 +30,14 @@ class Points:
             key = jax.random.fold_in(key, jax.lax.axis_index(self.axis))
         selected = self.selected(params)
         leaves, structure = jax.tree.flatten(params)
-        keys = jax.random.split(jax.random.fold_in(key, step), (self.pairs, len(leaves)))
+        key = jax.random.fold_in(key, step)
         points = []
         for pair in range(self.pairs):
             plus, minus = list(leaves), list(leaves)
+            of_pair = jax.random.fold_in(key, pair)
             for i, w in enumerate(leaves):
                 if selected[i]:
-                    n = noise(w, keys[pair, i], level, self.distribution)
+                    n = noise(w, jax.random.fold_in(of_pair, i), level, self.distribution)
                     dtype, wide = jnp.result_type(w), jnp.asarray(w).astype(n.dtype)
                     plus[i], minus[i] = (wide + n).astype(dtype), (wide - n).astype(dtype)
             points += [jax.tree.unflatten(structure, plus), jax.tree.unflatten(structure, minus)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,14 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from ..core.parallel import bare, is_sharded
-from .plain import Plain
+from ..core.point_optimizer import PointOptimizer
+from .plain import CleanPoints
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 @dataclass(frozen=True)
-class Rule:
+class AverageStep:
     """torch's own, which are functions that cannot be pickled: made where they are called."""
 
     kind: str
@@ -28,7 +30,7 @@ class Rule:
         rule(averaged, current, count)
 
 
-class Averaging(Plain):
+class Averaging(PointOptimizer):
     """Stochastic weight averaging (Izmailov et al., arXiv:1803.05407), or an exponential moving average.
 
     Trains as the base does; after every ``every``-th step from step ``start`` on, the weights enter the average, which
@@ -36,8 +38,6 @@ class Averaging(Plain):
     ``ssgd.recompute_bn(opt.averaged.module, loader)`` where there is batch-norm. ``kind="swa"`` is the plain mean,
     ``"ema"`` decays with ``decay``. The average and its counters are in ``state_dict()`` under the key ``"averaging"``.
     """
-
-    not_capturable = "the average is counted on the host"
 
     def __init__(
         self,
@@ -58,32 +58,36 @@ class Averaging(Plain):
             )
         if any(map(is_sharded, model.parameters())):
             raise ValueError("averages of sharded models are not served: torch's AveragedModel cannot copy them")
-        super().__init__(base, model=model, nonfinite=nonfinite)
-        self.kind, self.decay, self.start, self.every = kind, decay, start, every
+        super().__init__(base, CleanPointsWithAverage(start, every), model=model, nonfinite=nonfinite)
         self.steps = 0
-        self._trained = bare(model)
-        self.averaged = AveragedModel(self._trained, multi_avg_fn=Rule(kind, decay))
+        self.trained = bare(model)
+        self.averaged = AveragedModel(self.trained, multi_avg_fn=AverageStep(kind, decay))
 
-    def state_dict(self) -> dict[str, Any]:
-        found = super().state_dict()
-        found["averaging"] = {"steps": self.steps, "averaged": self.averaged.state_dict()}
-        return found
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also takes a checkpoint without an average: the average then starts anew."""
-        rest = {key: value for key, value in state_dict.items() if key != "averaging"}  # bases may look at every key
-        super().load_state_dict(rest)
-        if "averaging" in state_dict:
-            self.steps = state_dict["averaging"]["steps"]
-            self.averaged.load_state_dict(copy.deepcopy(state_dict["averaging"]["averaged"]))
+class CleanPointsWithAverage(CleanPoints):
+    """One pass at w; after the step the weights enter the average."""
+
+    saved_as = ("averaging",)
+    not_capturable = "the average is counted on the host"
+
+    def __init__(self, start: int, every: int) -> None:
+        self.start, self.every = start, every
+
+    def after_step(self, opt: PointOptimizer, found_inf: Tensor | None) -> None:
+        assert isinstance(opt, Averaging)
+        opt.steps += 1
+        if opt.steps > self.start and (opt.steps - self.start - 1) % self.every == 0:
+            opt.averaged.update_parameters(opt.trained)
+
+    def state(self, opt: PointOptimizer) -> dict[str, Any]:
+        assert isinstance(opt, Averaging)
+        return {"averaging": {"steps": opt.steps, "averaged": opt.averaged.state_dict()}}
+
+    def load(self, opt: PointOptimizer, state: Mapping[str, Any]) -> None:
+        """From a checkpoint without an average, it starts anew."""
+        assert isinstance(opt, Averaging)
+        opt.steps = state["averaging"]["steps"] if state else 0
+        if state:
+            opt.averaged.load_state_dict(copy.deepcopy(state["averaging"]["averaged"]))
         else:
-            self.steps = 0
-            self.averaged.n_averaged.zero_()  # the next weights are then all there is to average
-
-    def _step_base(self) -> bool:
-        stepped = super()._step_base()
-        if stepped:
-            self.steps += 1
-            if self.steps > self.start and (self.steps - self.start - 1) % self.every == 0:
-                self.averaged.update_parameters(self._trained)
-        return stepped
+            opt.averaged.n_averaged.zero_()  # the next weights are then all there is to average

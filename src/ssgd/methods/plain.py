@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.batchnorm import RunningStatistics
-from ..core.halves import halves
-from ..core.walk import Point, Walk
-from ..core.wrapper import Wrapper
+from ..core.passes import Route
+from ..core.point_optimizer import PointOptimizer, Rule
 
 
-class Plain(Wrapper):
+class CleanPoints(Rule):
+    """One pass at w, or two with the halves of the batch."""
+
+    def can_split(self) -> bool:
+        return True
+
+    def route(self, opt: PointOptimizer, shares: Sequence[float] | None, batch: int) -> Route:
+        return Route([0]) if shares is None else Route([0, 0], shares)
+
+
+class Plain(PointOptimizer):
     """The base optimizer, behind the interface of the methods.
 
     ``points()`` is one clean pass. ``split()`` takes the two halves of the batch one after the other without noise: the
@@ -23,46 +30,4 @@ class Plain(Wrapper):
     """
 
     def __init__(self, base: Optimizer, *, model: nn.Module | None = None, nonfinite: str = "step") -> None:
-        super().__init__(base, {}, model, nonfinite)
-
-    def points(self) -> Iterator[Point]:
-        """One clean point."""
-        yield from self._stay([1.0])
-
-    def split(self, *batch: Any) -> Iterator[tuple[Point, Any]]:
-        """One half of the batch, then the other, both at w."""
-        (first, first_share), (second, second_share) = halves(batch[0] if len(batch) == 1 else batch)
-        yield from zip(self._stay([first_share, second_share]), (first, second), strict=True)
-
-    def _clean(self) -> bool:
-        return True
-
-    def _stay(self, shares: Sequence[float]) -> Walk:
-        return self._begin(
-            lambda: Walk(
-                moves=Stay(len(shares)),
-                shares=shares,
-                parameters=self._parameters(),
-                model=self.model,
-                statistics=RunningStatistics(None, "both"),
-            )
-        )
-
-
-class Stay:
-    """Moves that go nowhere."""
-
-    def __init__(self, passes: int) -> None:
-        self.signs = [0] * passes
-
-    def go(self, index: int) -> None:
-        pass
-
-    def come_back(self, index: int) -> None:
-        pass
-
-    def restore(self) -> None:
-        pass
-
-    def writes(self) -> list[tuple[int, int]]:
-        return []
+        super().__init__(base, CleanPoints(), model=model, nonfinite=nonfinite)

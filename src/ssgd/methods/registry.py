@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..core.parallel import bare
-from ..core.walk import Point
-from ..core.wrapper import Wrapper
+from ..core.passes import Point
+from ..core.point_optimizer import PointOptimizer
 from ..optimizer import SSGD
 from .averaging import Averaging
 from .dropconnect import dropconnect
@@ -43,7 +43,7 @@ class Method:
 
     name: str
     description: str
-    make: Callable[..., Wrapper]
+    make: Callable[..., PointOptimizer]
     passes: float  # forward and backward passes over the batch, a step
     settings: tuple[Setting, ...] = ()
     halves: bool = False  # each point sees half of the batch
@@ -53,7 +53,7 @@ class Method:
     off_at_zero: bool = True  # at level 0 a step is the base's own, and one pass
     warm_restarts: bool = False  # trains under torch's CosineAnnealingWarmRestarts
 
-    def build(self, base: Optimizer, model: nn.Module, **options: Any) -> Wrapper:
+    def build(self, base: Optimizer, model: nn.Module, **options: Any) -> PointOptimizer:
         """The optimizer. ``options`` are the settings, and what the method's class takes besides."""
         settings = {s.name: s.default for s in self.settings}
         if others := LEVELS & options.keys() - settings.keys():
@@ -74,7 +74,7 @@ class Method:
         found = self.settings[0].default
         return float(f"{found * 3**0.5:.2g}") if distribution == "uniform" and self.takes_distribution() else found
 
-    def batches(self, opt: Wrapper, *batch: Any) -> Iterator[tuple[Point, Any]]:
+    def batches(self, opt: PointOptimizer, *batch: Any) -> Iterator[tuple[Point, Any]]:
         """``(point, batch)`` for every pass of a step: the same loop for every method. ::
 
         for point, (xb, yb) in method.batches(opt, x, y):
@@ -83,7 +83,7 @@ class Method:
         opt.step()
         """
         if self.halves:
-            yield from opt.split(*batch)  # type: ignore[attr-defined]
+            yield from opt.split(*batch)
         else:
             whole = batch[0] if len(batch) == 1 else batch
             for point in opt.points():

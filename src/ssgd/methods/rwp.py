@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,13 +10,13 @@ from torch.optim import Optimizer
 
 from ..core.buckets import as_real
 from ..core.gradients import present
-from ..core.noisy import Noisy
+from ..core.noise_points import NoisePoints
 from ..core.parallel import local
-from ..core.points import Damping, Level
-from ..core.walk import Point
+from ..core.point_optimizer import PointOptimizer
+from ..core.weights import Damping, Level
 
 
-class RWP(Noisy):
+class RWP(PointOptimizer):
     """Random weight perturbation (Li et al., arXiv:2211.11489 and arXiv:2404.00357).
 
     g = λ ∇L(w + ε) + (1 − λ) ∇L(w), with ε ~ N(0, (γ‖w_f‖)²) in each filter f of every trainable weight. γ is the group
@@ -28,8 +27,6 @@ class RWP(Noisy):
     The papers take the two gradients on different batches: ``split()`` does, on the halves of one.
     Options not named here are those of :class:`ssgd.SSGD`; the distribution is fixed.
     """
-
-    every_tensor = True
 
     def __init__(
         self,
@@ -46,25 +43,34 @@ class RWP(Noisy):
             raise ValueError(f"share is that of the noisy gradient: above 0 and at most 1, not {share!r}")
         if not eta >= 0 or not 0 <= beta < 1:
             raise ValueError(f"eta must be at least 0 and beta in [0, 1), not {eta!r} and {beta!r}")
-        self.share, self.adaptive, self.eta, self.beta = share, adaptive, eta, beta
-        super().__init__(base, noise, distribution="filter", **options)
+        super().__init__(base, FilterNoise(noise, share, adaptive, eta, beta, options), **options)
 
-    def points(self) -> Iterator[Point]:
-        """The points to take this batch's gradient at: w, then w + ε."""
-        yield from self._over([1]) if self.share == 1 else self._over([0, 1], [1 - self.share, self.share])
 
-    def split(self, *batch: Any) -> Iterator[tuple[Point, Any]]:
-        """The clean gradient with one half of the batch, the noisy one with the other."""
-        if self.share == 1:
-            raise ValueError("split() takes a clean and a noisy gradient: use a share below 1, or points()")
-        yield from self._over_halves(batch, [0, 1], [1 - self.share, self.share])
+class FilterNoise(NoisePoints):
+    """w, then w + ε; with a memory of squared gradients where it is adaptive."""
 
-    def _damping(self) -> Damping | None:
+    def __init__(
+        self, noise: Level, share: float, adaptive: bool, eta: float, beta: float, options: dict[str, Any]
+    ) -> None:
+        mixed = [(0, 0), (1, 0)]
+        super().__init__(
+            noise,
+            mixed if share < 1 else mixed[1:],
+            options,
+            distribution="filter",
+            halves=mixed if share < 1 else None,
+            no_split="split() takes a clean and a noisy gradient: use a share below 1, or points()",
+            shares=[1 - share, share] if share < 1 else None,
+            every_tensor=True,
+        )
+        self.adaptive, self.eta, self.beta = adaptive, eta, beta
+
+    def damping(self, opt: PointOptimizer) -> Damping | None:
         if not self.adaptive:
             return None
 
         def by_filter(p: Tensor) -> Tensor:
-            past = self.state[p].get("squared_gradients")
+            past = opt.state[p].get("squared_gradients")
             if past is None:
                 return torch.ones((), dtype=as_real(p).dtype, device=p.device)
             rows = tuple(range(1, past.dim()))
@@ -73,12 +79,10 @@ class RWP(Noisy):
         return by_filter
 
     @torch.no_grad()
-    def _step_base(self) -> bool:
-        stepped = super()._step_base()
-        for p in self.selected if stepped and self.adaptive else []:
+    def after_step(self, opt: PointOptimizer, found_inf: Tensor | None) -> None:
+        for p in self.selected(opt) if self.adaptive else []:
             if p.grad is not None:
                 (gradient,) = map(as_real, present([p]))
-                past = local(self.state[p].setdefault("squared_gradients", torch.zeros_like(as_real(p))))
+                past = local(opt.state[p].setdefault("squared_gradients", torch.zeros_like(as_real(p))))
                 new = past * self.beta + gradient.square()
-                past.copy_(new if self._found_inf is None else torch.where(self._found_inf > 0, past, new))
-        return stepped
+                past.copy_(new if found_inf is None else torch.where(found_inf > 0, past, new))

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core import stale
-from ..core.batchnorm import RunningStatistics, check_policy
-from ..core.buckets import as_real, make_buckets
-from ..core.checks import check_choice, check_chosen, check_level
+from ..core.buckets import Chosen, as_real
+from ..core.checks import check_chosen, check_level
 from ..core.parallel import check_model_known, local, unwrap_ddp
-from ..core.points import KeptWeights, Level
+from ..core.passes import Route
+from ..core.point_optimizer import PointOptimizer, Rule
 from ..core.selection import trainable
-from ..core.walk import Point, Walk
-from ..core.wrapper import Wrapper
+from ..core.weights import Level, MovingWeights
 
 
-class SAM(Wrapper):
+class SAM(PointOptimizer):
     """Sharpness-aware minimization (Foret et al., arXiv:2010.01412).
 
     g = ∇L(w + e) with e = ρ ∇L(w) / ‖∇L(w)‖ over all trainable weights; ``adaptive`` (ASAM, Kwon et al.,
@@ -30,9 +29,6 @@ class SAM(Wrapper):
     reduced, so that every rank climbs the same slope (``reduce_slope=False``: each rank its own, as in m-SAM, with one
     all-reduce). An accumulated step climbs for each of its batches. There is no split(): the slope needs the batch.
     """
-
-    own_keys = ("rho",)
-    level_is = "rho is the length of the climb"
 
     def __init__(
         self,
@@ -48,81 +44,78 @@ class SAM(Wrapper):
         nonfinite: str = "step",
         foreach: bool | None = None,
     ) -> None:
-        check_level(rho, self.level_is)
-        check_policy(bn_stats, model)
-        check_choice("rng", rng, ("independent", "same"))
+        rule = SteepestPoint(rho, adaptive, perturb, reduce_slope, foreach is not False)
+        super().__init__(base, rule, model=model, bn_stats=bn_stats, rng=rng, nonfinite=nonfinite)
         self.adaptive = adaptive
-        self.bn_stats = bn_stats
-        self.rng = rng
-        self.reduce_slope = reduce_slope
-        self.foreach = foreach is not False
-        self._perturb = None if perturb is None else list(perturb)
-        super().__init__(base, {"rho": rho}, model, nonfinite)
-
-    def _settle(self) -> None:
-        check_chosen(self._perturb, self._parameters())
-        check_model_known(self.model, self._parameters())
-
-    def points(self) -> Iterator[Point]:
-        """w, then w + e; run the same batch at both."""
-        climbs = bool(self.selected) and not self._clean()
-        yield from self._begin(lambda: self._make_walk(climbs))
-
-    @property
-    def selected(self) -> list[Tensor]:
-        """The tensors that climb."""
-        return trainable(self._parameters() if self._perturb is None else self._perturb)
-
-    def _clean(self) -> bool:
-        return not any(isinstance(level, Tensor) or level > 0 for level in self._levels())
-
-    def _make_walk(self, climbs: bool) -> Walk:
-        index = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
-        chosen = [(p, index[id(p)]) for p in self.selected]
-        weights = KeptWeights(make_buckets(chosen, flat=False), self.foreach)
-        return Walk(
-            moves=Climb(weights, self._levels(), self.adaptive, alone=not climbs),
-            shares=[0.0, 1.0] if climbs else [1.0],
-            parameters=self._parameters(),
-            model=self.model,
-            statistics=RunningStatistics(self.model, self.bn_stats if climbs else "both"),
-            same_rng=self.rng == "same",
-            reduce_every_pass=self.reduce_slope and unwrap_ddp(self.model) is not None,
-        )
 
     def __repr__(self) -> str:
         return f"SAM(adaptive={self.adaptive}, bn_stats={self.bn_stats!r}, rng={self.rng!r}) around {self.base!r}"
 
 
-class Climb:
+class SteepestPoint(Rule):
+    """w, then w + e; the same batch at both."""
+
+    level_is = "rho is the length of the climb"
+    no_split = "SAM has no split(): the slope needs the whole batch; use points()"
+
+    def __init__(
+        self, rho: Level, adaptive: bool, perturb: Iterable[Tensor] | None, reduce_slope: bool, foreach: bool
+    ) -> None:
+        check_level(rho, self.level_is)
+        self.keys = {"rho": rho}
+        self.adaptive, self.reduce_slope, self.foreach = adaptive, reduce_slope, foreach
+        self.perturb = None if perturb is None else list(perturb)
+
+    def check(self, opt: PointOptimizer) -> None:
+        check_chosen(self.perturb, opt.all_parameters)
+        check_model_known(opt.model, opt.all_parameters)
+
+    def is_off(self, opt: PointOptimizer) -> bool:
+        return not any(isinstance(level, Tensor) or level > 0 for level in opt._levels())
+
+    def selected(self, opt: PointOptimizer) -> list[Tensor]:
+        return trainable(opt.all_parameters if self.perturb is None else self.perturb)
+
+    def route(self, opt: PointOptimizer, shares: Sequence[float] | None, batch: int) -> Route:
+        if self.is_off(opt) or not self.selected(opt):
+            return Route([0])
+        group_of = {id(p): i for i, group in enumerate(opt.param_groups) for p in group["params"]}
+        weights = MovingWeights([Chosen(p, group_of[id(p)], 0) for p in self.selected(opt)], self.foreach)
+        reduce = self.reduce_slope and unwrap_ddp(opt.model) is not None
+        return Climb(weights, opt._levels(), self.adaptive, reduce)
+
+
+class Climb(Route):
     """w, then w + e, where e comes from the gradient at w."""
 
-    def __init__(self, weights: KeptWeights, levels: list[Level], adaptive: bool, alone: bool) -> None:
-        self.weights = weights
-        self.levels = levels
-        self.adaptive = adaptive
-        self.signs = [0] if alone else [0, 1]
+    def __init__(self, weights: MovingWeights, levels: list[Level], adaptive: bool, reduce_every_pass: bool) -> None:
+        super().__init__([0, 1], [0.0, 1.0])
+        self.weights, self.levels, self.adaptive = weights, levels, adaptive
+        self.reduce_every_pass = reduce_every_pass
         self._slopes: list[list[Tensor]] = []
 
-    def go(self, index: int) -> None:
+    @torch.no_grad()
+    def enter(self, index: int) -> None:
         if index == 1:
             self._climb()
 
     @torch.no_grad()
-    def come_back(self, index: int) -> None:
-        if index == 0 and len(self.signs) > 1:
+    def leave(self, index: int) -> None:
+        if index == 0:
             self._slopes = [[self._slope(p) for p in bucket.parameters] for bucket in self.weights.buckets]
         else:
             self.restore()
 
     def restore(self) -> None:
         self.weights.restore()
+
+    def release(self) -> None:
+        self.weights.release()
         self._slopes = []
 
     def writes(self) -> list[tuple[int, int]]:
         return self.weights.writes()
 
-    @torch.no_grad()
     def _climb(self) -> None:
         slopes, self._slopes = self._slopes, []
         norm = self._norm(slopes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -11,13 +12,82 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
 
+from ..checks import check_choice
 from ..parallel import is_sharded, sharded_modules, unwrap_ddp
+from ..passes import Stage
 from .layers import Unserved
 from .pairs import ADDED, Noisy, Pair, refuse, shapes
 from .samples import MOST, Log, agrees, compared, count_samples, signature, some, untouched, watched
 
-Values = Mapping[Tensor, Tensor]
+@contextmanager
+def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iterator[None]:
+    """See :meth:`ssgd.SSGD.one_pass`. After an error the batch is dropped, as with points()."""
+    check_choice("batch_norm", batch_norm, ("halves", "batch"))
+    if opt.pairs > 1:
+        raise ValueError("one_pass() has two halves for one pair of signs: use pairs=1, or points()")
+    if opt.mode == "mirror":
+        raise ValueError('one_pass() takes both signs on every rank: use mode="both", or points()')
+    if opt.rng == "same":
+        raise ValueError('one_pass() draws one dropout mask for the batch: use rng="independent", or split()')
+    engine = _engine(opt)
+    passes = opt._begin(None)
+    try:
+        if engine is not None:
+            opt.rule.both(opt, engine.values)
+            engine.batch_norm, engine.policy, engine.dim, engine.strict = batch_norm, opt.bn_stats, dim, strict
+            engine.open(signs)
+        passes.stage = Stage.INSIDE
+        try:
+            yield
+        finally:
+            if engine is not None:
+                engine.close()
+        if engine is not None:
+            engine.check_gradients()
+    except BaseException:
+        passes.drop()
+        raise
+    finally:
+        if engine is not None and engine.out:
+            opt.param_groups[0]["without_noise"] = sorted(engine.out)
+    passes.finish()
+
+
+def dry_run(opt: Any, call: Callable[..., Any], args: Any, kwargs: Any, dim: int) -> dict[str, str]:
+    """See :meth:`ssgd.SSGD.dry_run`."""
+    opt._refuse_inside("dry_run()")
+    engine = _engine(opt)
+    if engine is None:
+        return {}
+    engine.dim, engine.strict = dim, False
+    engine.open()
+    try:
+        return engine.dry_run(call, args, kwargs)
+    finally:
+        engine.close()
+
+
+def twice(batch: Any) -> Any:
+    """Every tensor of the batch twice, one after the other."""
+    return pytree.tree_map(lambda a: torch.cat([a, a]) if isinstance(a, Tensor) and a.dim() else a, batch)
+
+
+def _engine(opt: Any) -> OnePass | None:
+    """What one_pass() keeps, made anew when the weights with noise or their places have changed; None at level 0."""
+    weights = [p for bucket in opt.rule.weights(opt).buckets for p in bucket.parameters]
+    if not weights:
+        return None
+    if opt.model is None:
+        raise ValueError("one_pass() needs the model: pass model=...")
+    key = [id(opt.model), *((id(p), p.dtype, p.device, p.shape, p.stride()) for p in weights)]
+    known: tuple[Any, OnePass] | None = opt.__dict__.get("_one_pass")
+    if known is None or known[0] != key:
+        _check_twins(weights, opt.selected)
+        known = key, OnePass(opt.model, weights, chosen=opt.rule.perturb is not None)
+        opt.__dict__["_one_pass"] = known
+    return known[1]
 
 
 class Block:
@@ -62,16 +132,12 @@ class OnePass:
         self._before: list[Any] = []
         self._signs: Any = None
         names = _check(self.inner, model, self.weights)
-        self.pairs, self._plus, self._minus = _room(self, self.weights, names)
+        cut = _room(self.weights)
+        self.pairs = [Pair(self, (name,), two, w) for name, two, w in zip(names, cut, self.weights, strict=True)]
+        self.values = [{pair.w: pair.two[i] for pair in self.pairs} for i in (0, 1)]  # w + n and w − n
         self.norms = [(name, m) for name, m in self.inner.named_modules() if isinstance(m, _BatchNorm)]
 
     # --- opening and closing ----------------------------------------------------------------------------------------
-
-    def set_values(self, plus: Values, minus: Values) -> None:
-        """w + n and w − n of this step."""
-        with torch.no_grad():
-            torch._foreach_copy_(self._plus, [plus[w] for w in self.weights])
-            torch._foreach_copy_(self._minus, [minus[w] for w in self.weights])
 
     def open(self, signs: Any = None) -> None:
         """From here on layers see the pairs; after an error nothing has changed."""
@@ -398,8 +464,8 @@ def _swap(thing: Any, kind: type, **attributes: Any) -> Callable[[], object]:
     return back
 
 
-def _room(owner: OnePass, weights: list[Tensor], names: list[str]) -> tuple[list[Pair], list[Tensor], list[Tensor]]:
-    """A buffer (2, elements) for each type and device, and of each weight its pair, w + n and w − n in it."""
+def _room(weights: list[Tensor]) -> list[Tensor]:
+    """For each weight a tensor (2, …), of one buffer for each type and device, with the weight's own strides."""
     groups: dict[Any, list[int]] = {}
     for i, w in enumerate(weights):
         groups.setdefault((w.dtype, w.device), []).append(i)
@@ -409,11 +475,15 @@ def _room(owner: OnePass, weights: list[Tensor], names: list[str]) -> tuple[list
         whole = torch.zeros(2, sum(sizes), dtype=dtype, device=device)
         for i, part in zip(members, whole.split(sizes, 1), strict=True):
             w = weights[i]
-            dense = sum((n - 1) * s for n, s in zip(w.shape, w.stride(), strict=True)) + 1 == w.numel()
-            stride = w.stride() if dense else torch.empty(w.shape, device="meta").stride()
-            cut[i] = part.as_strided((2, *w.shape), (whole.shape[1], *stride), part.storage_offset())
-    pairs = [Pair(owner, (names[i],), cut[i], w) for i, w in enumerate(weights)]
-    return pairs, [cut[i][0] for i in range(len(weights))], [cut[i][1] for i in range(len(weights))]
+            cut[i] = part.as_strided((2, *w.shape), (whole.shape[1], *w.stride()), part.storage_offset())
+    return [cut[i] for i in range(len(weights))]
+
+
+def _check_twins(weights: Sequence[Tensor], selected: Sequence[Tensor]) -> None:
+    """Two parameters with one memory would see different weights."""
+    known, places = set(map(id, weights)), {w.data_ptr() for w in weights}
+    if any(id(p) not in known and p.data_ptr() in places for p in selected):
+        raise Unserved((), "two parameters share memory: tie weights by one parameter in two places, or use split()")
 
 
 @torch.no_grad()

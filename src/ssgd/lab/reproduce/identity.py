@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 
-from ...core.noisy import Noisy
 from ...methods import registry
 from ...methods.averaging import Averaging
 from ...methods.sam import SAM
@@ -53,5 +52,4 @@ def _joined(phases: list[Phase]) -> list[Phase]:
 
 
 def _noisy(phase: Phase) -> bool:
-    make = registry.get(phase.method).make
-    return isinstance(make, type) and issubclass(make, Noisy)
+    return any(setting.name == "noise" for setting in registry.get(phase.method).settings)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...analysis.capture import captured_in
-from ...core.noisy import Noisy
 from .steps import Step
 
 WARM_UP = 3  # torch asks for some steps on the stream before capture; compilation happens in the first
@@ -28,16 +27,14 @@ class GraphStep:
             for _ in range(WARM_UP):
                 step(*self.batch)
             torch.cuda.current_stream().synchronize()
-            if isinstance(step.opt, Noisy):
-                step.opt.register_graph(self.graph)
+            step.opt.register_graph(self.graph)
             with captured_in(self.graph, torch.cuda.current_stream(), pool):
                 step(*self.batch)
 
     def __call__(self, *batch: Tensor) -> None:
         for mine, given in zip(self.batch, batch, strict=True):
             mine.copy_(given)
-        if isinstance(self.step.opt, Noisy):
-            self.step.opt.before_replay()
+        self.step.opt.before_replay()
         self.graph.replay()
 
 

@@ -16,7 +16,8 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from ...core.halves import halves
-from ...core.wrapper import Wrapper, capturing
+from ...core.point_optimizer import PointOptimizer
+from ...core.random_state import capturing
 from ...optimizer import SSGD
 from ..compilation import compiled_for
 from .kinds import Objective
@@ -25,7 +26,7 @@ from .steps import Step
 Weights = dict[str, Tensor]
 
 
-def can_pair(opt: Wrapper, model: nn.Module) -> bool:
+def can_pair(opt: PointOptimizer, model: nn.Module) -> bool:
     """Whether the passes may run at the same time and leave what they leave one after the other."""
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     known = {id(b) for norm in norms for b in norm.buffers(recurse=False)}

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ...core.batchnorm import recompute_bn, tracking_layers
-from ...core.building import has_kernels
 from ...core.noise import mix
-from ...core.noisy import Noisy
+from ...core.point_optimizer import PointOptimizer
 from ...core.selection import select
-from ...core.wrapper import Wrapper
+from ...kernels import has_kernels
 from ...methods import registry
 from ...methods.averaging import Averaging
 from ...methods.dropconnect import dropconnect
@@ -98,7 +97,7 @@ class Run:
         plain = self.kind.objective
         self.objective = compiled_for(device, plain) if self.compiled else plain
         self.lr: Tensor | float = torch.tensor(recipe.lr[0], device=device) if on_gpu else recipe.lr[0]
-        self.opt: Wrapper | None = None
+        self.opt: PointOptimizer | None = None
         self._step: Step | GraphSteps | None = None
         self._test: GraphOf | None = None
         self._rate: float | None = None  # what the tensor lr holds
@@ -310,12 +309,12 @@ class Run:
         """The phase's method around the base, which keeps its momentum."""
         with self._on_stream():  # methods copy weights, which a step may still be changing
             self.opt = self._make_opt(phase)
-            if isinstance(self.opt, Noisy) and self.recipe.per_rank is not False:
-                self.opt.stand_for(self.devices_here)
+            if self.recipe.per_rank is not False:
+                self.opt.as_ranks(self.devices_here)
             self._eager = self._make_step()
         self._step = None if self.graph else self._eager
 
-    def _make_opt(self, phase: Phase) -> Wrapper:
+    def _make_opt(self, phase: Phase) -> PointOptimizer:
         base = self._base() if self.opt is None else self.opt.release()
         self.method = registry.get(phase.method)
         options: dict[str, Any] = {}
@@ -324,7 +323,7 @@ class Run:
             options[self.method.settings[0].name] = self.method.settled_level(phase.level, self.recipe.distribution)
         if self.method.make is SAM:
             options |= self._perturbation_options()
-        if isinstance(self.method.make, type) and issubclass(self.method.make, Noisy):
+        if any(setting.name == "noise" for setting in self.method.settings):
             options["seed"] = mix(self.seed, 1, self.schedule.index(min(self.epoch, self.schedule.epochs - 1)))
             options |= self._noise_options()
         if self.method.transform is not None:
@@ -408,7 +407,7 @@ class Run:
             self._step = GraphSteps(self._eager, self.net)
         if not isinstance(self._step, GraphSteps):
             return False
-        reason = self.opt.not_capturable
+        reason = self.opt.rule.not_capturable
         if reason is None:
             try:
                 return self._step.capture(batch)

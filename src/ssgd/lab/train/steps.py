@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from ...core.batchnorm import RunningStatistics
 from ...core.gradients import present
-from ...core.wrapper import Wrapper
+from ...core.point_optimizer import PointOptimizer
 from ...methods.registry import Method
 from .counters import BatchCounters
 from .kinds import Autocast, Objective
@@ -31,7 +31,7 @@ class Step:
     def __init__(
         self,
         method: Method,
-        opt: Wrapper,
+        opt: PointOptimizer,
         model: nn.Module,
         objective: Objective,
         autocast: Autocast,

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ....core.building import has_kernels
+from ....kernels import has_kernels
 
 
 def ctc_objective(
