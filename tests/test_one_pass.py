@@ -360,7 +360,7 @@ def test_frozen_batch_norm_is_left_alone():
 def test_sync_batch_norm_is_refused_by_name():
     model = normed(nn.SyncBatchNorm)
     with (
-        pytest.raises(Unserved, match=r"1 is a SyncBatchNorm, .*use points\(\) or split\(\)"),
+        pytest.raises(Unserved, match=r"1: a SyncBatchNorm is not served: use points\(\) or split\(\)"),
         optimizer(model).one_pass(),
     ):
         pass
@@ -509,7 +509,7 @@ def test_data_parallel_and_scripts_are_refused():
         warnings.simplefilter("ignore")
         script = torch.jit.script(nn.Linear(5, 3).double())
     with (
-        pytest.raises(Unserved, match="weight: a TorchScript module's weight is not served"),
+        pytest.raises(Unserved, match="weight: a weight of a TorchScript module is not served"),
         optimizer(script).one_pass(),
     ):
         pass
@@ -539,7 +539,7 @@ def test_one_sample_and_eval_mode_are_refused():
 def test_inputs_of_different_sizes_are_refused():
     model = Use(lambda s, a: F.linear(a[0], s.w) + a[1].sum(), w=(3, 5)).double()
     opt, (x, _) = optimizer(model), vectors()
-    with pytest.raises(Unserved, match=r"different sizes in dimension 0, \[3, 8\]"), opt.one_pass():
+    with pytest.raises(Unserved, match=r"sizes \[3, 8\]"), opt.one_pass():
         model((x, x[:3]))
 
 

@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 from ..checks import check_choice
 from ..parallel import is_sharded, sharded_modules, unwrap_ddp
 from ..passes import Stage
-from .layers import Unserved
-from .pairs import ADDED, Noisy, Pair, refuse, shapes
+from .layers import Unserved, refuse
+from .pairs import ADDED, Noisy, Pair, shapes
 from .samples import MOST, Log, agrees, compared, count_samples, signature, some, untouched, watched
+
 
 @contextmanager
 def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iterator[None]:
@@ -36,8 +37,7 @@ def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iter
     try:
         if engine is not None:
             opt.rule.both(opt, engine.values)
-            engine.batch_norm, engine.policy, engine.dim, engine.strict = batch_norm, opt.bn_stats, dim, strict
-            engine.open(signs)
+            engine.open(batch_norm, opt.bn_stats, signs, dim, strict)
         passes.stage = Stage.INSIDE
         try:
             yield
@@ -61,8 +61,7 @@ def dry_run(opt: Any, call: Callable[..., Any], args: Any, kwargs: Any, dim: int
     engine = _engine(opt)
     if engine is None:
         return {}
-    engine.dim, engine.strict = dim, False
-    engine.open()
+    engine.open(dim=dim)
     try:
         return engine.dry_run(call, args, kwargs)
     finally:
@@ -84,9 +83,12 @@ def _engine(opt: Any) -> OnePass | None:
     key = [id(opt.model), *((id(p), p.dtype, p.device, p.shape, p.stride()) for p in weights)]
     known: tuple[Any, OnePass] | None = opt.__dict__.get("_one_pass")
     if known is None or known[0] != key:
-        _check_twins(weights, opt.selected)
-        known = key, OnePass(opt.model, weights, chosen=opt.rule.perturb is not None)
-        opt.__dict__["_one_pass"] = known
+        ids, places = set(map(id, weights)), {w.data_ptr() for w in weights}
+        if any(id(p) not in ids and p.data_ptr() in places for p in opt.selected):
+            raise Unserved(
+                (), "two parameters share memory: tie weights by one parameter in two places, or use split()"
+            )
+        known = opt.__dict__["_one_pass"] = key, OnePass(opt.model, weights, opt.rule.perturb is not None)
     return known[1]
 
 
@@ -105,16 +107,9 @@ class OnePass:
         chosen: whether the user chose them, so that none may be left out.
     """
 
-    def __init__(self, model: nn.Module, weights: Sequence[Tensor], chosen: bool) -> None:
-        self.model = model
-        self.inner = innermost(model)
-        self.weights = list(weights)
-        self.chosen = chosen
+    def __init__(self, model: nn.Module, weights: list[Tensor], chosen: bool) -> None:
+        self.model, self.inner, self.weights, self.chosen = model, innermost(model), weights, chosen
         self.block: Block | None = None
-        self.batch_norm = "halves"
-        self.policy = "both"
-        self.dim = 0
-        self.strict = False
         self.samples: int | None = None
         self.plus: int | None = None  # how many of the samples see w + n; None: the first half
         self.order: Tensor | None = None  # the samples, those at w + n first, where signs= says which
@@ -124,33 +119,34 @@ class OnePass:
         self.kinds: dict[str, str] = {}  # how the dry runs saw each weight served
         self.known: set[Any] = set()  # layers' calls that were served fast
         self._plan: list[Any] = []
-        self._sites: dict[Any, Any] = {}
+        self._sites: dict[Any, Any] = {}  # the dimensions of the samples, by function, weights and ranks
         self._seen: set[Any] = set()  # signatures of the model's arguments in dry runs
         self._arrived: set[Any] = set()  # those of the dry run under way
-        self._counts: set[int] = set()  # of the samples of this block's forwards
         self._undo: list[Callable[[], object]] = []
-        self._before: list[Any] = []
-        self._signs: Any = None
-        names = _check(self.inner, model, self.weights)
-        cut = _room(self.weights)
-        self.pairs = [Pair(self, (name,), two, w) for name, two, w in zip(names, cut, self.weights, strict=True)]
+        names = _check(self.inner, model, weights)
+        self.pairs = [Pair(self, (name,), two, w) for name, two, w in zip(names, _room(weights), weights, strict=True)]
         self.values = [{pair.w: pair.two[i] for pair in self.pairs} for i in (0, 1)]  # w + n and w − n
-        self.norms = [(name, m) for name, m in self.inner.named_modules() if isinstance(m, _BatchNorm)]
+        self.norms: list[Any] = [
+            (name, m, type(m)) for name, m in self.inner.named_modules() if isinstance(m, _BatchNorm)
+        ]
 
     # --- opening and closing ----------------------------------------------------------------------------------------
 
-    def open(self, signs: Any = None) -> None:
+    def open(
+        self, batch_norm: str = "halves", bn_stats: str = "both", signs: Any = None, dim: int = 0, strict: bool = False
+    ) -> None:
         """From here on layers see the pairs; after an error nothing has changed."""
         self.close()
+        self.batch_norm, self.bn_stats, self.dim, self.strict = batch_norm, bn_stats, dim, strict
+        self.signs = None if signs is None else _signs(signs)
         self.block = Block()
-        self._signs = None if signs is None else _signs(signs)
-        self._counts = set()
+        self._counts: set[int] = set()  # of the samples of this block's forwards
         try:
             for module in {id(m): m for m in (self.model, self.inner)}.values():
                 handle = module.register_forward_pre_hook(self._arrive, prepend=True, with_kwargs=True)
                 self._undo.append(handle.remove)
-            for name, module in self.norms:
-                self._undo.append(_swap(module, by_halves(type(module)), _one_pass=(self, name)))
+            for name, module, kind in self.norms:
+                self._undo.append(_swap(module, by_halves(kind), _one_pass=(self, name)))
             self._before = self._marks()
             for pair in self.pairs:
                 pair.used = False
@@ -167,7 +163,7 @@ class OnePass:
             self._undo.pop()
         if self.block is not None:
             self.block.is_open = False
-        self.block = self.samples = self.plus = self.order = self._signs = None
+        self.block = self.samples = self.plus = self.order = None
 
     def check_gradients(self) -> None:
         """A gradient came only to weights whose layers were served."""
@@ -175,14 +171,37 @@ class OnePass:
             return
         marks = zip(self.pairs, self._before, self._marks(), strict=True)
         if past := [p.origin[0] for p, a, b in marks if a != b and not p.used and p.origin[0] not in self.out]:
-            raise Unserved(
-                past, "a gradient came past the layers, as from a TorchScript module or a C++ extension: use split()"
-            )
+            why = "a gradient came past the layers, as from a TorchScript module or a C++ extension: use split()"
+            raise Unserved(past, why)
 
     def _marks(self) -> list[Any]:
         return [(id(w.grad), None if w.grad is None else w.grad._version) for w in self.weights]
 
     # --- the samples ------------------------------------------------------------------------------------------------
+
+    def _arrive(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Before the model's forward: how many samples there are, and a dry run where it is needed."""
+        if self.log is not None:
+            self._arrived.add(signature((args, kwargs), self.dim))
+            return
+        if not module.training:
+            refuse((), "the model is in eval mode inside the block: evaluate outside it, or call train() first")
+        self.samples = total = count_samples((args, kwargs), self.dim)
+        if total < 2:
+            refuse((), "a batch of one sample has no two halves: drop it, or use points()")
+        if torch.compiler.is_compiling():
+            if not self._sites:
+                refuse((), "compiled before a dry run: pass the compiled module as model=, or call opt.dry_run() first")
+            return
+        self._counts.add(total)
+        if signature((args, kwargs), self.dim) not in self._seen:
+            self.dry_run(self.inner, args, kwargs)
+            self._undo.append(watched(self.inner))
+        if self.signs is not None:
+            if len(self.signs) != total:
+                refuse((), f"signs= has {len(self.signs)} entries for {total} samples")
+            self.plus = int((self.signs > 0).sum())
+            self.order = (self.signs < 0).to(torch.uint8).argsort(stable=True)
 
     def share(self) -> float:
         """Of the samples, how many see w + n."""
@@ -204,6 +223,15 @@ class OnePass:
             refuse(names, "checkpointing after forwards of different numbers of samples: give each a block of its own")
         return int(length // self.samples) * self._first(self.samples)
 
+    def split(self, names: Sequence[str], x: Tensor, dim: int) -> Sequence[Tensor]:
+        """The entries at w + n, and the others."""
+        cut = self.cut(names, x, dim)
+        return torch.split(self.sort(x, dim), [cut, x.shape[dim] - cut], dim)
+
+    def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:
+        """What split() took apart."""
+        return self.unsort(torch.cat(list(parts), dim), dim)
+
     def sort(self, x: Tensor, dim: int) -> Tensor:
         """Those at w + n first."""
         return x if self.order is None else x.index_select(dim, self._rows(x, dim, self.order))
@@ -214,42 +242,15 @@ class OnePass:
     def _rows(self, x: Tensor, dim: int, order: Tensor) -> Tensor:
         """The order of x's entries, several a sample where there are."""
         several = x.shape[dim] // len(order)
-        order = order.to(x.device)
-        return (order[:, None] * several + torch.arange(several, device=x.device)).flatten()
-
-    def _arrive(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Before the model's forward: how many samples there are, and a dry run where it is needed."""
-        if self.log is not None:
-            self._arrived.add(signature((args, kwargs), self.dim))
-            return
-        if not module.training:
-            refuse((), "the model is in eval mode inside the block: evaluate outside it, or call train() first")
-        total = count_samples((args, kwargs), self.dim)
-        if total < 2:
-            refuse((), "a batch of one sample has no two halves: drop it, or use points()")
-        self.samples = total
-        if torch.compiler.is_compiling():
-            if not self._sites:
-                refuse((), "compiled before a dry run: pass the compiled module as model=, or call opt.dry_run() first")
-            return
-        self._counts.add(total)
-        key = signature((args, kwargs), self.dim)
-        if key not in self._seen:
-            self.dry_run(self.inner, args, kwargs)
-            self._undo.append(watched(self.inner))
-        if self._signs is not None:
-            if len(self._signs) != total:
-                refuse((), f"signs= has {len(self._signs)} entries for {total} samples")
-            self.plus = int((self._signs > 0).sum())
-            self.order = (self._signs < 0).to(torch.uint8).argsort(stable=True)
+        return (order.to(x.device)[:, None] * several + torch.arange(several, device=x.device)).flatten()
 
     def layout(self, f: Any, title: str, names: tuple[str, ...], found: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The dimension of the samples in each tensor given and returned, as the dry run has seen it."""
-        if all(type(a) is Pair or isinstance(a, nn.Parameter) or f in ADDED and a.dim() == 0 for a in found):
+        if all(type(a) is Pair or isinstance(a, nn.Parameter) or (f in ADDED and a.dim() == 0) for a in found):
             return [None] * len(found), []
         site = title, names, tuple([-1 - len(a.shape) if type(a) is Pair else len(a.shape) for a in found])
         if self.log is not None:
-            return self._look(f, title, names, found, site)
+            return self._look(f, title, found, site)
         if self._sites.get(site) is None:
             what = "with samples and without them" if site in self._sites else "not seen"
             refuse(
@@ -260,17 +261,14 @@ class OnePass:
         given, returned = self._sites[site]
         return given, returned
 
-    def _look(self, f: Any, title: str, names: Any, found: Any, site: Any) -> tuple[list[Any], list[Any]]:
+    def _look(self, f: Any, title: str, found: Any, site: Any) -> tuple[list[Any], list[Any]]:
         """In the dry run over the whole: the same, from what the runs over its halves have shown."""
-        assert self.log is not None
-        n = len(self.log.calls)
+        n = len(self.log.calls) if self.log is not None else 0
         if n >= len(self._plan) or self._plan[n][0] != f:
             raise Unserved((), f"{title}: what is computed depends on the number of samples, or on their values")
         _, dims, returned, three, two, *_ = self._plan[n]
-        given = [
-            d if type(a) is Pair or d == "?" or agrees(a, d, p, q) else "?"
-            for a, d, p, q in zip(found, dims, three, two, strict=False)
-        ]
+        seen = zip(found, dims, three, two, strict=False)
+        given = [d if type(a) is Pair or d == "?" or agrees(a, d, p, q) else "?" for a, d, p, q in seen]
         if self._sites.setdefault(site, (given, returned)) != (given, returned):
             self._sites[site] = None
         return given, returned
@@ -283,10 +281,8 @@ class OnePass:
         Returns for each weight "fast", "pair", "refused: …" or "not used".
         """
         total = count_samples((args, kwargs), self.dim)
-        before = self.samples, self.plus, self.order
-        real = [pair.two for pair in self.pairs]
-        first = not self._seen
-        left = dict(self.out)
+        before, real = (self.samples, self.plus, self.order), [pair.two for pair in self.pairs]
+        first, left, devices = not self._seen, dict(self.out), {w.device for w in self.weights}
         self._arrived = set()
         self.known.clear()
 
@@ -301,7 +297,6 @@ class OnePass:
             finally:
                 self.sign = self.log = None
 
-        devices = {w.device for w in self.weights}
         try:
             with untouched(self.inner, devices):
                 generators = {device: torch.Generator(device).manual_seed(0) for device in devices}
@@ -318,9 +313,8 @@ class OnePass:
         except Unserved:
             raise
         except Exception as problem:
-            raise Unserved(
-                (), f"the dry run with 3 and 2 samples failed, so use split(): {type(problem).__name__}: {problem}"
-            ) from problem
+            why = f"the dry run with 3 and 2 samples failed, so use split(): {type(problem).__name__}: {problem}"
+            raise Unserved((), why) from problem
         finally:
             for pair, two in zip(self.pairs, real, strict=True):
                 pair.two = two
@@ -331,8 +325,8 @@ class OnePass:
                 self._leave_out(Unserved(names, f"{title} both with samples and without them: use split()"))
         self._agree(first, left)
         self._seen |= self._arrived
-        names = [pair.origin[0] for pair in self.pairs]
-        return {n: f"refused: {self.out[n]}" if n in self.out else self.kinds.get(n, "not used") for n in names}
+        verdicts = {pair.origin[0]: self.kinds.get(pair.origin[0], "not used") for pair in self.pairs}
+        return verdicts | {name: f"refused: {why}" for name, why in self.out.items()}
 
     def _leave_out(self, problem: Unserved) -> None:
         """Weights that are not served go without noise, where that is allowed."""
@@ -341,7 +335,7 @@ class OnePass:
             raise problem
         self.out.update(dict.fromkeys(new, str(problem)))
         for pair in self.pairs:
-            if pair.origin[0] in self.out and type(pair.w) is Noisy:
+            if pair.w is not None and pair.origin[0] in new:
                 pair.w.__class__ = nn.Parameter
 
     def _agree(self, first: bool, left: dict[str, str]) -> None:
@@ -351,11 +345,9 @@ class OnePass:
         if ddp is not None and first:
             box: list[Any] = [None] * dist.get_world_size(ddp.process_group)
             dist.all_gather_object(box, new, group=ddp.process_group)
-            for theirs in box:
-                for name, why in theirs.items():
-                    if name not in self.out:
-                        self._leave_out(Unserved([name], why))
-                        new[name] = why
+            new = {name: why for theirs in box for name, why in theirs.items()}
+            for name in new.keys() - self.out.keys():
+                self._leave_out(Unserved([name], new[name]))
         elif ddp is not None and new:
             raise Unserved(new, "refused after the first step, when other ranks may not refuse it: use split()")
         if new:
@@ -364,80 +356,57 @@ class OnePass:
 
     # --- batch-norm -------------------------------------------------------------------------------------------------
 
-    def normalise(self, name: str, module: Any, forward: Callable[..., Tensor], x: Tensor, rest: Any) -> Tensor:
+    def normalise(self, name: str, module: Any, forward: Callable[..., Tensor], x: Tensor) -> Tensor:
         """A batch-norm layer, over each half by itself or over the whole batch."""
-        args, kwargs = rest
-        if self.log is None:
-            statistics = module.training or module.running_mean is None
-            noisy = any(type(p) is Noisy for p in module.parameters(recurse=False))
-            if self.sign is not None or not statistics and not noisy:
-                return forward(x, *args, **kwargs)
-            if statistics and self.batch_norm == "batch":
-                return self._each(module, forward, [x], rest)[0]
-            given, _ = self.layout(module, "batch_norm", (name,), [x])
-            if given[0] != 0:
-                refuse((name,), f"batch-norm of {tuple(x.shape)} has not the samples in its first dimension")
-            return self._halves(name, module, forward, x, rest)
-        joint = self.sign is None
-        for p in module.parameters(recurse=False):
-            if type(p) is Noisy:
-                self.kinds[p._pair.origin[0]] = "pair"
-        self.log.muted = True
-        try:
-            if joint:
-                self.layout(module, "batch_norm", (name,), [x])
-            self.log.record(module, x)
-            if joint and x.shape[0] % MOST == 0:
-                return self._halves(name, module, forward, x, rest)
-            return forward(x, *args, **kwargs)
-        finally:
-            self.log.muted = False
+        of_batch = module.training or module.running_mean is None
+        if self.log is not None:  # whose samples' own statistics would mix them
+            with torch._C.DisableTorchFunction():
+                zeros = x.new_zeros(x.shape[1])
+                ones = zeros + 1
+                if self.sign is None:
+                    self.layout(nn.functional.batch_norm, "batch_norm", (name,), [x])
+            if of_batch:
+                return nn.functional.batch_norm(x, zeros, ones, module.weight, module.bias)
+        if self.log is not None or self.sign is not None or not of_batch:
+            return forward(x)
+        if self.batch_norm == "batch":
+            return self._each(module, forward, [x])[0]
+        given, _ = self.layout(nn.functional.batch_norm, "batch_norm", (name,), [x])
+        if given[0] != 0:
+            refuse((name,), f"batch-norm of {tuple(x.shape)} has not the samples in its first dimension")
+        return self.join(self._each(module, forward, self.split((name,), x, 0)), 0)
 
-    def _halves(self, name: str, module: Any, forward: Any, x: Tensor, rest: Any) -> Tensor:
-        cut = self.cut((name,), x, 0)
-        parts = self.sort(x, 0).split([cut, x.shape[0] - cut])
-        return self.unsort(torch.cat(self._each(module, forward, parts, rest)), 0)
-
-    def _each(self, module: Any, forward: Any, parts: Sequence[Tensor], rest: Any) -> list[Tensor]:
+    def _each(self, module: Any, forward: Any, parts: Sequence[Tensor]) -> list[Tensor]:
         """The layer's output for each part, and its running statistics moved by them as the policy says."""
-        args, kwargs = rest
         found, results = [], []
-        real = dict(module._buffers) if self.policy != "both" and module.training else {}
+        real = dict(module._buffers) if self.bn_stats != "both" and module.training else {}
         try:
             for sign, part in enumerate(parts):
                 self.sign = sign if len(parts) > 1 else None
                 module._buffers.update({k: b if b is None else b.clone() for k, b in real.items()})
-                found.append(forward(part, *args, **kwargs))
+                found.append(forward(part))
                 results.append(dict(module._buffers))
         finally:
             self.sign = None
             module._buffers.update(real)  # which a backward() to come must not find changed, so passes have copies
-        for key, b in real.items() if self.policy != "none" else ():
+        for key, b in real.items() if self.bn_stats != "none" else ():
             if b is not None:
-                mean = self.policy == "once" and b.is_floating_point()
+                mean = self.bn_stats == "once" and b.is_floating_point()
                 b.detach().copy_(sum(r[key] for r in results) / len(results) if mean else results[0][key])
         return found
 
 
 @cache
-def by_halves(kind: type[_BatchNorm]) -> type[_BatchNorm]:
+def by_halves(kind: Any) -> type[_BatchNorm]:
     """The class that a batch-norm layer has while a block is open."""
 
-    class Halved(kind):  # type: ignore[misc, valid-type]
-        def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    class Halved(kind):  # type: ignore[misc]
+        def forward(self, input: Tensor) -> Any:
             owner, name = self._one_pass
-            return owner.normalise(name, self, super().forward, input, (args, kwargs))
+            return owner.normalise(name, self, super().forward, input)
 
     Halved.__name__ = Halved.__qualname__ = kind.__name__
     return Halved
-
-
-def _signs(signs: Any) -> Tensor:
-    """A sign a sample, checked."""
-    found = torch.as_tensor(signs)
-    if found.dim() != 1 or not bool((found.abs() == 1).all()) or not bool((found > 0).any() & (found < 0).any()):
-        raise ValueError("signs= is a vector with +1 or −1 for each sample, and needs some of both")
-    return found
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -451,7 +420,7 @@ def innermost(model: nn.Module) -> nn.Module:
 
 
 def _swap(thing: Any, kind: type, **attributes: Any) -> Callable[[], object]:
-    """Gives it another class and some attributes; the function returned takes them back, also if called twice."""
+    """Give it another class and some attributes; the function returned takes them back, also if called twice."""
     before = type(thing)
 
     def back() -> None:
@@ -464,26 +433,24 @@ def _swap(thing: Any, kind: type, **attributes: Any) -> Callable[[], object]:
     return back
 
 
+def _signs(signs: Any) -> Tensor:
+    """A sign a sample, checked."""
+    found = torch.as_tensor(signs)
+    if found.dim() != 1 or not bool((found.abs() == 1).all()) or not bool((found > 0).any() & (found < 0).any()):
+        raise ValueError("signs= is a vector with +1 or −1 for each sample, and needs some of both")
+    return found
+
+
 def _room(weights: list[Tensor]) -> list[Tensor]:
     """For each weight a tensor (2, …), of one buffer for each type and device, with the weight's own strides."""
-    groups: dict[Any, list[int]] = {}
-    for i, w in enumerate(weights):
-        groups.setdefault((w.dtype, w.device), []).append(i)
-    cut: dict[int, Tensor] = {}
-    for (dtype, device), members in groups.items():
-        sizes = [weights[i].numel() for i in members]
-        whole = torch.zeros(2, sum(sizes), dtype=dtype, device=device)
-        for i, part in zip(members, whole.split(sizes, 1), strict=True):
-            w = weights[i]
-            cut[i] = part.as_strided((2, *w.shape), (whole.shape[1], *w.stride()), part.storage_offset())
-    return [cut[i] for i in range(len(weights))]
-
-
-def _check_twins(weights: Sequence[Tensor], selected: Sequence[Tensor]) -> None:
-    """Two parameters with one memory would see different weights."""
-    known, places = set(map(id, weights)), {w.data_ptr() for w in weights}
-    if any(id(p) not in known and p.data_ptr() in places for p in selected):
-        raise Unserved((), "two parameters share memory: tie weights by one parameter in two places, or use split()")
+    kinds = [(w.dtype, w.device) for w in weights]
+    totals = {kind: sum(w.numel() for w in weights if (w.dtype, w.device) == kind) for kind in set(kinds)}
+    buffers = {kind: torch.zeros(2, total, dtype=kind[0], device=kind[1]) for kind, total in totals.items()}
+    cut, taken = [], dict.fromkeys(buffers, 0)
+    for w, kind in zip(weights, kinds, strict=True):
+        cut.append(buffers[kind].as_strided((2, *w.shape), (totals[kind], *w.stride()), taken[kind]))
+        taken[kind] += w.numel()
+    return cut
 
 
 @torch.no_grad()
@@ -496,23 +463,22 @@ def _trial(w: Any, generators: dict[torch.device, torch.Generator]) -> Tensor:
 
 def _check(inner: nn.Module, model: nn.Module, weights: Sequence[Tensor]) -> list[str]:
     """The weights' names, or what cannot be served."""
-    remedy = "use points() or split(), which serve it"
+    remedy = "is not served: use points() or split(), which serve it"
     if any(map(is_sharded, weights)) or sharded_modules(model):
-        raise Unserved((), f"sharded weights (FSDP2, tensor parallel, DTensor) are not served: {remedy}")
+        raise Unserved((), f"a sharded weight (FSDP2, tensor parallel, DTensor) {remedy}")
+    scripted: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.DataParallel):
             raise Unserved((), "nn.DataParallel is not served: use DistributedDataParallel, points() or split()")
         if isinstance(module, nn.SyncBatchNorm):
-            raise Unserved((), f"{name} is a SyncBatchNorm, which is not served: {remedy}")
+            raise Unserved((), f"{name}: a SyncBatchNorm {remedy}")
+        if isinstance(module, torch.jit.ScriptModule):
+            scripted.update(map(id, module.parameters(recurse=False)))
     names = {id(p): name for name, p in reversed(list(inner.named_parameters()))}
-    scripted = {
-        id(p) for m in inner.modules() if isinstance(m, torch.jit.ScriptModule) for p in m.parameters(recurse=False)
-    }
     for w in weights:
         if id(w) not in names:
-            raise Unserved((), f"a weight of shape {tuple(w.shape)} gets noise but is no parameter of model=: {remedy}")
-        if type(w) is not nn.Parameter:
-            raise Unserved([names[id(w)]], f"a weight of class {type(w).__name__} is not served: {remedy}")
-        if id(w) in scripted:
-            raise Unserved([names[id(w)]], f"a TorchScript module's weight is not served: {remedy}")
+            raise Unserved((), f"a weight of shape {tuple(w.shape)} that is no parameter of model= {remedy}")
+        if type(w) is not nn.Parameter or id(w) in scripted:
+            kind = "TorchScript module" if id(w) in scripted else type(w).__name__
+            raise Unserved([names[id(w)]], f"a weight of a {kind} {remedy}")
     return [names[id(w)] for w in weights]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +12,23 @@ from torch import Tensor
 
 
 class Unserved(RuntimeError):
-    """Something that one_pass() cannot do rightly; ``names`` are the weights concerned, none where it is all of them."""
+    """Something that one_pass() cannot do rightly; ``names`` are the weights concerned, none where all are."""
 
     def __init__(self, names: Iterable[str], why: str) -> None:
         self.names = tuple(names)
-        super().__init__(sentence(self.names, why))
+        super().__init__(_sentence(self.names, why))
 
 
-def sentence(names: Iterable[str], why: str) -> str:
+def refuse(names: Iterable[str], why: str) -> NoReturn:
+    """Raise Unserved; where a function is being compiled, after a break of its graph with the same message."""
+    if torch.compiler.is_dynamo_compiling():
+        from torch._dynamo import graph_break
+
+        graph_break(msg=_sentence(names, why))
+    raise Unserved(names, why)
+
+
+def _sentence(names: Iterable[str], why: str) -> str:
     return ": ".join(["one_pass()", ", ".join(names), why] if names else ["one_pass()", why])
 
 
@@ -46,11 +56,11 @@ def remember(ctx: Any, weight: Any) -> None:
     ctx.block = None if torch.compiler.is_compiling() else weight._pair.owner.block
 
 
-def check_backward(ctx: Any) -> None:
+def check_backward(ctx: Any, once: bool = True) -> None:
     """A backward() is inside its block, where what it computes again sees the same weights, and not differentiated."""
     if torch.compiler.is_compiling():
         return
-    if torch.is_grad_enabled():  # once_differentiable would cost a wrapper at every layer
+    if once and torch.is_grad_enabled():  # once_differentiable would cost a wrapper at every layer
         raise Unserved((), "a gradient of a gradient (create_graph=True) is not served: use points() or split()")
     if ctx.block is not None and not ctx.block.is_open:
         raise Unserved((), "a backward() came after its block: call it inside `with opt.one_pass():`")
@@ -60,24 +70,14 @@ class Linear(torch.autograd.Function):
     """x @ weight.T + bias, or x @ weight + bias where the weight is turned: (in, out)."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        w: Tensor,
-        bias: Tensor | None,
-        two: Tensor,
-        biases: Tensor | None,
-        half: int,
-        turned: bool,
-    ) -> Tensor:
-        shape = x.shape
-        rows = x.reshape(-1, shape[-1])
-        cut = rows.shape[0] // shape[0] * half
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Any, two: Tensor, biases: Any, half: int, turned: bool) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        cut = rows.shape[0] // x.shape[0] * half
         ctx.save_for_backward(rows, two)
-        ctx.how = cut, turned, shape
+        ctx.how = cut, turned, x.shape
         remember(ctx, w)
-        added = bias if biases is None else biases[:, None]
-        return product(rows, two if turned else two.mT, added, cut).view(shape[:-1] + (-1,))
+        y = product(rows, two if turned else two.mT, bias if biases is None else biases[:, None], cut)
+        return y.view((*x.shape[:-1], -1))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -93,16 +93,7 @@ class Convolution(torch.autograd.Function):
     """Any convolution of torch's; ``how`` is what aten's takes after the bias."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        w: Tensor,
-        bias: Tensor | None,
-        two: Tensor,
-        biases: Tensor | None,
-        half: int,
-        how: tuple[Any, ...],
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Any, two: Tensor, biases: Any, half: int, how: Any) -> Tensor:
         ctx.save_for_backward(x, two)
         ctx.how = half, how
         remember(ctx, w)
@@ -156,8 +147,7 @@ class Half(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        if not torch.compiler.is_compiling() and ctx.block is not None and not ctx.block.is_open:
-            check_backward(ctx)
+        check_backward(ctx, once=False)
         return g, None
 
 
@@ -165,84 +155,65 @@ class Half(torch.autograd.Function):
 # where it is noisy, are pairs. None: not served so, but as a pair.
 
 
-def linear(half: int, input: Tensor, weight: Any, bias: Any = None) -> Tensor | None:
+def linear(half: int, input: Tensor, weight: Any, bias: Any = None) -> Any:
     x, two, plain, biases = cast(input, weight, bias)
     if plain is not None and plain.dim() != 1:  # addmm's may be a matrix
         return None
-    y: Tensor = Linear.apply(x, weight.w, plain, two, biases, half, weight.turned)
-    return y
+    return Linear.apply(x, weight.w, plain, two, biases, half, weight.turned)  # type: ignore[no-untyped-call]
 
 
-def matmul(half: int, input: Tensor, other: Any) -> Tensor | None:
+def matmul(half: int, input: Tensor, other: Any) -> Any:
     return linear(half, input, other.transposed()) if other.two.dim() == 3 else None
 
 
-def addmm(half: int, input: Any, mat1: Tensor, mat2: Any, **scales: Any) -> Tensor | None:
+def addmm(half: int, input: Any, mat1: Tensor, mat2: Any, **scales: Any) -> Any:
     return None if scales else linear(half, mat1, mat2.transposed(), input)
 
 
 def convolution(
-    half: int,
-    input: Tensor,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-    transposed: bool = False,
-    output_padding: Any = 0,
-) -> Tensor | None:
+    half: int, x: Tensor, weight: Any, bias: Any = None, *args: Any, back: bool = False, **more: Any
+) -> Any:
+    """A convolution, or a transposed one (``back``)."""
+    names = ("stride", "padding", *(("output_padding", "groups", "dilation") if back else ("dilation", "groups")))
+    given: dict[str, Any] = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
+    given = {**given, **dict(zip(names, args, strict=False)), **more}
     n = weight.two.dim() - 3
 
     def many(value: Any) -> list[Any]:
         return [value] * n if isinstance(value, int) else list(value) * (n // len(value))
 
-    if padding == "same":
-        reach = [d * (k - 1) for d, k in zip(many(dilation), weight.two.shape[3:], strict=True)]
+    if given["padding"] == "same":
+        reach = [d * (k - 1) for d, k in zip(many(given["dilation"]), weight.two.shape[3:], strict=True)]
         if any(r % 2 for r in reach):
             return None
-        padding = [r // 2 for r in reach]
-    padding = many(0 if padding == "valid" else padding)
-    how = many(stride), padding, many(dilation), transposed, many(output_padding), groups
-    x, two, plain, biases = cast(input, weight, bias)
-    y: Tensor = Convolution.apply(x, weight.w, plain, two, biases, half, how)
-    return y
+        given["padding"] = [r // 2 for r in reach]
+    padding = many(0 if given["padding"] == "valid" else given["padding"])
+    how = many(given["stride"]), padding, many(given["dilation"]), back, many(given["output_padding"]), given["groups"]
+    x, two, plain, biases = cast(x, weight, bias)
+    return Convolution.apply(x, weight.w, plain, two, biases, half, how)  # type: ignore[no-untyped-call]
 
 
-def transposed_convolution(
-    half: int,
-    input: Tensor,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Tensor | None:
-    return convolution(half, input, weight, bias, stride, padding, dilation, groups, True, output_padding)
-
-
-def embedding(
-    half: int,
-    input: Tensor,
-    weight: Any,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor | None:
-    if scale_grad_by_freq or max_norm is not None or sparse:
+def embedding(half: int, *args: Any, **kwargs: Any) -> Any:
+    given = options_of_embedding(args, kwargs)
+    weight, padding = given["weight"], given.get("padding_idx")
+    if given.get("scale_grad_by_freq"):
         return None
-    padding = -1 if padding_idx is None else padding_idx % weight.two.shape[1]
-    y: Tensor = Embedding.apply(input, weight.w, weight.two, half, padding)
-    return y
+    padding = -1 if padding is None else padding % weight.two.shape[1]
+    return Embedding.apply(given["input"], weight.w, weight.two, half, padding)  # type: ignore[no-untyped-call]
+
+
+def options_of_embedding(args: Any, kwargs: Any) -> dict[str, Any]:
+    """F.embedding's arguments by name, without those that write to the table or give sparse gradients."""
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("max_norm") is not None or given.get("sparse"):
+        why = "an embedding with max_norm or sparse=True is not served: use split(), or another embedding"
+        refuse(given["weight"].origin, why)
+    return given
 
 
 def cast(x: Tensor, weight: Any, bias: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The input, both values of the weight, the bias that gets a gradient and its values if it is noisy: as autocast."""
+    """As autocast has them: the input, the weight's values, the bias that gets a gradient, its values if noisy."""
     plain, biases = (bias, None) if bias is None or isinstance(bias, Tensor) else (bias.w, bias.two)
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
@@ -255,13 +226,13 @@ def cast(x: Tensor, weight: Any, bias: Any) -> tuple[Tensor, Tensor, Tensor | No
     return x.to(dtype), weight.cast(dtype), plain, biases
 
 
-FAST: dict[Any, tuple[Callable[..., Tensor | None], int]] = {  # and which of its tensors has the samples
+FAST: dict[Any, tuple[Callable[..., Any], int]] = {  # and which of its arguments has the samples; the weight comes next
     F.linear: (linear, 0),
     F.embedding: (embedding, 0),
     torch.addmm: (addmm, 1),
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), (convolution, 0)),
     **dict.fromkeys(
-        (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), (transposed_convolution, 0)
+        (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), (partial(convolution, back=True), 0)
     ),
     **dict.fromkeys((torch.matmul, Tensor.matmul, torch.mm, Tensor.mm), (matmul, 0)),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -16,19 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
-from .layers import FAST, Half, Unserved, sentence
+from .layers import FAST, Half, Unserved, options_of_embedding, refuse
 
 if TYPE_CHECKING:
     from .block import OnePass
 
 
-def refuse(names: Sequence[str], why: str) -> NoReturn:
-    """Raises Unserved; inside a compiled function after a break of the graph, whose message is the same."""
-    if torch.compiler.is_dynamo_compiling():
-        from torch._dynamo import graph_break
-
-        graph_break(msg=sentence(names, why))
-    raise Unserved(names, why)
+def _stays(self: Any, *_: Any) -> NoReturn:
+    refuse((), "a noisy weight cannot be copied or saved: leave the block first")
 
 
 class Pair:
@@ -41,11 +37,7 @@ class Pair:
     def __init__(
         self, owner: OnePass, origin: tuple[str, ...], two: Any, w: Tensor | None = None, turned: bool = False
     ) -> None:
-        self.owner = owner
-        self.origin = origin
-        self.two = two
-        self.w = w
-        self.turned = turned
+        self.owner, self.origin, self.two, self.w, self.turned = owner, origin, two, w, turned
         self.block = owner.block
         self.used = False  # in this block
         self._cast: tuple[Any, ...] = ()
@@ -53,18 +45,16 @@ class Pair:
     def value(self, sign: int) -> Any:
         if self.w is None:
             return self.two[sign]
-        value = Half.apply(self.w, self.two[sign])
+        value = Half.apply(self.w, self.two[sign])  # type: ignore[no-untyped-call]
         return value.mT if self.turned else value
 
-    def cast(self, dtype: torch.dtype) -> Tensor:
+    def cast(self, dtype: torch.dtype) -> Any:
         """Both values of a weight in another type, made once a block."""
-        two: Tensor = self.two
         if torch.compiler.is_compiling() or self.owner.log is not None:
-            return two.to(dtype)
+            return self.two.to(dtype)
         if self._cast[:2] != (self.owner.block, dtype):
-            self._cast = self.owner.block, dtype, two.to(dtype)
-        found: Tensor = self._cast[2]
-        return found
+            self._cast = self.owner.block, dtype, self.two.to(dtype)
+        return self._cast[2]
 
     @property
     def shape(self) -> torch.Size:
@@ -83,11 +73,7 @@ class Pair:
     def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(f, args, kwargs or {})
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        refuse(self.origin, "a noisy weight cannot be copied: leave the block first")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        refuse(self.origin, "a noisy weight cannot be saved: leave the block first")
+    __deepcopy__ = __reduce_ex__ = _stays
 
 
 class Noisy(nn.Parameter):
@@ -99,11 +85,7 @@ class Noisy(nn.Parameter):
     def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(f, args, kwargs or {})
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        refuse(self._pair.origin, "a noisy weight cannot be copied: leave the block first")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        refuse(self._pair.origin, "a noisy weight cannot be saved: leave the block first")
+    __deepcopy__ = __reduce_ex__ = _stays
 
 
 class _Spy:
@@ -118,10 +100,8 @@ def _forwarded(name: str) -> Any:
     """A tensor's method or attribute, for pairs."""
     what = getattr(Tensor, name)
     if name.startswith("__"):
-        try:
+        with suppress(TypeError, RuntimeError, AttributeError, ValueError):
             what = what(torch.ones(1), _Spy())
-        except (TypeError, RuntimeError, AttributeError, ValueError):
-            pass
 
     def call(f: Any, self: Pair, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -133,7 +113,7 @@ def _forwarded(name: str) -> Any:
     return property(lambda self: call(what.__get__, self))
 
 
-_OF_OBJECTS = {f"__{name}__" for name in "eq ne lt le gt ge format repr".split()}
+_OF_OBJECTS = {f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "format", "repr")}
 _OWN = {"__dict__", "__weakref__", "__torch_dispatch__"}
 for _name in (set(dir(Tensor)) - set(dir(object)) - set(dir(Pair)) | _OF_OBJECTS) - _OWN:
     setattr(Pair, _name, _forwarded(_name))
@@ -171,7 +151,7 @@ def _getters(names: str) -> set[Any]:
     return {getattr(Tensor, name).__get__ for name in names.split()}
 
 
-T = Tensor
+T: Any = Tensor
 RANDOM = {torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.randint, torch.bernoulli}
 RANDOM |= {T.normal_, T.uniform_, T.bernoulli_}
 ADDED = {torch.add, T.add, T.add_, torch.sub, T.sub, T.sub_, T.__rsub__, torch.stack}  # a penalty to the loss
@@ -179,22 +159,18 @@ LIKE = {T.to, T.type_as}  # take no values from another tensor
 TURNS = {torch.t, T.t, *_getters("T mT")}
 MEANT = {T.backward, T.item, T.__float__, T.__format__, T.__repr__, torch.autograd.grad, torch.autograd.backward}
 HARMLESS = _getters(
-    "shape dtype device layout requires_grad grad ndim is_leaf is_cuda is_sparse is_nested is_quantized is_meta is_cpu "
-    "grad_fn _backward_hooks"
-) | {T.grad.__set__, T.grad.__delete__, T.size, T.dim, T.numel, T.stride, T.is_contiguous, T.is_floating_point}  # type: ignore[attr-defined]
-HARMLESS |= {T.__len__, T.register_hook, T.register_post_accumulate_grad_hook, T.is_complex, T.element_size}
-IN_PLACE = {
-    getattr(T, name)
-    for name in dir(T)
-    if name.startswith("__i")
-    and name not in ("__init__", "__invert__", "__init_subclass__", "__int__", "__index__")
-    or name.endswith("_")
-    and name[-2] != "_"
-}
+    "shape dtype device layout requires_grad grad ndim is_leaf is_cuda is_sparse is_nested is_quantized"
+)
+HARMLESS |= _getters("is_meta is_cpu grad_fn _backward_hooks") | {T.grad.__set__, T.grad.__delete__, T.size, T.dim}
+HARMLESS |= {T.numel, T.stride, T.is_contiguous, T.is_floating_point, T.is_complex, T.element_size, T.__len__}
+HARMLESS |= {T.register_hook, T.register_post_accumulate_grad_hook}
+IN_PLACE = {getattr(T, name) for name in dir(T) if name.endswith("_") and name[-2] != "_"} | {T.__setitem__}
+IN_PLACE |= {getattr(T, f"__i{name}__") for name in "add sub mul truediv floordiv mod pow and or xor".split()}  # noqa: SIM905
+IN_PLACE |= {T.__ilshift__, T.__irshift__}
 UNSAFE = {
-    T.data.__get__: "data",  # type: ignore[attr-defined]
-    T.data.__set__: "data",  # type: ignore[attr-defined]
-    T.requires_grad.__set__: "requires_grad",  # type: ignore[attr-defined]
+    T.data.__get__: "data",
+    T.data.__set__: "data",
+    T.requires_grad.__set__: "requires_grad",
     T.requires_grad_: "requires_grad_()",
     T.numpy: "numpy()",
     T.data_ptr: "data_ptr(), as kernels of one's own take it,",
@@ -210,30 +186,32 @@ def title_of(f: Any) -> str:
 def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
     """f of pairs, noisy weights and anything else."""
     compiling = torch.compiler.is_dynamo_compiling()
-    if not compiling and f in FAST and len(args) > 1 and type(args[1]) is Noisy:
-        y = _again(f, args, kwargs)
-        if y is not None:
-            return y
     # the compiler's own look at a tensor is not a use
-    if f in HARMLESS or not compiling and torch._guards.TracingContext.try_get() is not None:
+    if f in HARMLESS or (not compiling and torch._guards.TracingContext.try_get() is not None):
         args = [a.value(0) if type(a) is Pair else a for a in args]
         with torch._C.DisableTorchFunctionSubclass():
             return f(*args, **kwargs)
-    found: list[Any] = []
-    args, kwargs = mapped(lambda a: found.append(a) or a, (args, kwargs))  # type: ignore[func-returns-value]
+    key = None
+    if not compiling and f in FAST and (f is F.embedding or not kwargs):
+        key = (f, *[(a._pair.origin if type(a) is Noisy else a.dim()) if isinstance(a, Tensor) else None for a in args])
+    found: list[Any] = tensors(args) if key else tensors(args, kwargs)
     pairs = [a for a in found if type(a) is Pair]
     owner = pairs[0].owner
     for a in pairs:
         a.used = True
+    if key in owner.known and owner.sign is None and owner.log is None and owner.order is None:
+        fast, at_x = FAST[f]  # a layer's call as there was one before, without the search for its samples
+        return fast(owner.cut(pairs[0].origin, args[at_x], 0), *mapped(lambda a: a, args), **kwargs)
+    args, kwargs = mapped(lambda a: a, (args, kwargs))
     names = tuple(sorted({name for a in pairs for name in a.origin}))
     if not compiling:
         _check_place(owner, pairs, names, f)
     if owner.sign is not None:
         return at(owner.sign, f, args, kwargs)
+    first, title, writes = args[0] if type(args[0]) is Pair else None, title_of(f), f in IN_PLACE
     if f in UNSAFE or kwargs.get("out") is not None:
-        what = UNSAFE.get(f, f"{title_of(f)} with out=")
+        what = UNSAFE.get(f, f"{title} with out=")
         refuse(names, f"{what} of a noisy weight is not served: use split(), or leave the weight out by perturb=")
-    first = args[0] if type(args[0]) is Pair else None
     if f in TURNS and first is not None and first.w is not None and first.two.dim() == 3:
         return first.transposed()
     if f is T.__iter__:
@@ -244,51 +222,38 @@ def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
         )
         with torch._C.DisableTorchFunctionSubclass():
             return f(*args, **kwargs)
-    if (f in IN_PLACE or f is T.__setitem__) and first is not None and first.w is not None:
-        refuse(names, f"{title_of(f)} writes to a noisy weight: write before the block")
-    if f is F.embedding and _writes_or_is_sparse(*args, **kwargs):
-        refuse(names, "an embedding with max_norm or sparse=True is not served: use split(), or another embedding")
-    if f is F.batch_norm and owner.batch_norm == "batch" and owner.log is None:
+    if writes and first is not None and first.w is not None:
+        refuse(names, f"{title} writes to a noisy weight: write before the block")
+    if f is F.embedding:
+        options_of_embedding(args, kwargs)
+    if owner.log is None and f is F.batch_norm and owner.batch_norm == "batch":
         return _batch_norm(owner, names, *args, **kwargs)
-    if f in ADDED and len(found) == 2 and all(a.dim() == 0 for a in found) and owner.log is None:
-        if any(type(a) is not Pair and a.requires_grad for a in found):  # a penalty meets the loss: a number from here
-            args, kwargs = mapped(lambda a: a.weighted() if type(a) is Pair else a, (args, kwargs))
-            return f(*args, **kwargs)
-    given, returned = owner.layout(f, title_of(f), names, found)
+    meets_loss = f in ADDED and len(found) == 2 and all(a.dim() == 0 for a in found)
+    if meets_loss and any(type(a) is not Pair and a.requires_grad for a in found):  # a number from here
+        args, kwargs = mapped(lambda a: a.weighted() if type(a) is Pair else a, (args, kwargs))
+        return f(*args, **kwargs)
+    given, returned = owner.layout(f, title, names, found)
     y = _fast(owner, names, f, args, kwargs, found, given)
+    if owner.log is not None:
+        kind = "pair" if y is None else "fast"
+        owner.kinds.update({name: max(kind, owner.kinds.get(name, "")) for name in names})
     if y is not None:
-        _note(owner, pairs, "fast")
-        if owner.log is None and not compiling:
-            owner.known.add(_key(f, args, kwargs))
+        if key and owner.log is None:
+            owner.known.add(key)
         return y
-    _note(owner, pairs, "pair")
-    writes = f in IN_PLACE or f is T.__setitem__
     if f in LIKE or all(g is None for g, a in zip(given, found, strict=True) if type(a) is not Pair):
         if writes and first is None:
-            refuse(names, f"{title_of(f)} writes both values of a noisy weight into one tensor")
-        return _joined(owner, names, title_of(f), at(0, f, args, kwargs), at(1, f, args, kwargs))
+            refuse(names, f"{title} writes both values of a noisy weight into one tensor")
+        return _joined(owner, names, title, at(0, f, args, kwargs), at(1, f, args, kwargs))
     if "?" in given or "?" in returned or None in returned:
         refuse(
             names,
-            f"{title_of(f)} of {shapes(found)} mixes the samples, orders them otherwise, or has not one dimension of "
-            "them: use split()",
+            f"{title} of {shapes(found)} mixes the samples, orders them otherwise, or has not one dimension of them: "
+            "use split()",
         )
-    if f is T.__setitem__ or writes and (first is not None or owner.order is not None):
-        refuse(names, f"{title_of(f)} with samples is not served: use split()")
-    return _by_halves(owner, names, f, args, kwargs, found, given, returned, writes)
-
-
-def _writes_or_is_sparse(
-    input: Any,
-    weight: Any,
-    padding_idx: Any = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> bool:
-    """Of F.embedding's arguments, which it may be given in either way."""
-    return max_norm is not None or sparse
+    if f is T.__setitem__ or (writes and (first is not None or owner.order is not None)):
+        refuse(names, f"{title} with samples is not served: use split()")
+    return _by_halves(owner, names, f, args, kwargs, list(zip(found, given, strict=True)), returned)
 
 
 def _check_place(owner: OnePass, pairs: Sequence[Pair], names: tuple[str, ...], f: Any) -> None:
@@ -300,97 +265,47 @@ def _check_place(owner: OnePass, pairs: Sequence[Pair], names: tuple[str, ...], 
         raise Unserved(names, "state_dict() inside the block: leave it first")
 
 
-def _note(owner: OnePass, pairs: Sequence[Pair], kind: str) -> None:
-    """How the dry run saw a weight served: as a pair, where it was both."""
-    if owner.log is not None:
-        for name in (name for a in pairs for name in a.origin):
-            owner.kinds[name] = max(kind, owner.kinds.get(name, ""))
-
-
-def _key(f: Any, args: Any, kwargs: Any) -> Any:
-    """Of a layer's call: what decides whether it is served fast. The weight is known by the place of its values."""
-    x, weight, *rest = args
-    pair = weight._pair if type(weight) is Noisy else weight
-    bias = rest[0] if rest else None
-    return f, x.dim(), pair.origin, pair.turned, type(bias._pair if type(bias) is Noisy else bias) is Pair, *kwargs
-
-
-def _again(f: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """A layer's call as there was one before, without the search for its samples."""
-    x, weight = args[:2]
-    pair = weight._pair
-    owner = pair.owner
-    if owner.sign is not None or owner.log is not None or owner.order is not None or isinstance(x, Noisy | Pair):
-        return None
-    if _key(f, args, kwargs) not in owner.known:
-        return None
-    pair.used = True
-    rest = args[2:]
-    if rest and type(rest[0]) is Noisy:
-        rest[0]._pair.used = True
-        rest = (rest[0]._pair, *rest[1:])
-    return FAST[f][0](owner.cut(pair.origin, x, 0), x, pair, *rest, **kwargs)
-
-
-def _fast(
-    owner: OnePass, names: tuple[str, ...], f: Any, args: Any, kwargs: Any, found: list[Any], given: list[Any]
-) -> Tensor | None:
-    """The layer's own way, where the weight itself meets samples in their first dimension."""
+def _fast(owner: OnePass, names: Any, f: Any, args: Any, kwargs: Any, found: list[Any], given: list[Any]) -> Any:
+    """The layer's own way, where the weight itself meets samples in their first dimension; else None."""
     fast, at_x = FAST.get(f, (None, 0))
-    if fast is None or len(found) <= at_x + 1 or given[at_x] != 0 or found[at_x].dim() < 1:
+    if fast is None or len(found) <= at_x + 1 or given[at_x] != 0:
         return None
     x, weight = found[at_x : at_x + 2]
     others = [(a, g) for a, g in zip(found, given, strict=True) if a is not x and a is not weight]
-    if type(x) is Pair or getattr(weight, "w", None) is None or weight.two.is_complex():
+    if type(x) is Pair or type(weight) is not Pair or weight.w is None or weight.two.is_complex():
         return None
-    if any(g is not None or type(a) is Pair and (a.w is None or a.two.dim() != 2) for a, g in others):
+    if any(g is not None or (type(a) is Pair and (a.w is None or a.two.dim() != 2)) for a, g in others):
         return None
-    if f is not F.embedding and x.dim() < 2:
+    if (f is not F.embedding and x.dim() < 2) or len(args) <= at_x or args[at_x] is not x:
         return None
     cut = owner.cut(names, x, 0)
-    if owner.order is None:
-        return fast(cut, *args, **kwargs)
-    if len(args) <= at_x or args[at_x] is not x:
-        return None
     y = fast(cut, *args[:at_x], owner.sort(x, 0), *args[at_x + 1 :], **kwargs)
     return None if y is None else owner.unsort(y, 0)
 
 
 def _by_halves(
-    owner: OnePass,
-    names: tuple[str, ...],
-    f: Any,
-    args: Any,
-    kwargs: Any,
-    found: list[Any],
-    given: list[Any],
-    returned: list[Any],
-    writes: bool,
+    owner: OnePass, names: Any, f: Any, args: Any, kwargs: Any, found: list[tuple[Any, Any]], returned: list[Any]
 ) -> Any:
     """f at w + n for the first half of the samples and at w − n for the others, put together."""
     parts: list[Any] = []
-    for d, a in zip(given, found, strict=True):
+    for a, d in found:
         both = (a.value(0), a.value(1)) if type(a) is Pair else (a, a)
         if d is None:
-            parts.append(lambda sign, both=both: both[sign])
-            continue
-        cut = owner.cut(names, a, d)
-        rest = a.shape[d] - cut
-        if type(a) is Pair or writes:  # a view for a write is taken when the write before it is done
-            ends = (d, 0, cut), (d, cut, rest)
+            parts.append(both.__getitem__)
+        elif type(a) is Pair or f in IN_PLACE:  # a view for a write is taken when the write before it is done
+            cut = owner.cut(names, a, d)
+            ends = (d, 0, cut), (d, cut, a.shape[d] - cut)
             parts.append(lambda sign, both=both, d=d, ends=ends: owner.sort(both[sign], d).narrow(*ends[sign]))
         else:
-            parts.append(owner.sort(a, d).split([cut, rest], d).__getitem__)
+            parts.append(owner.split(names, a, d).__getitem__)
     halves = []
     for sign in (0, 1):
         order = iter(parts)
         these, named = mapped(lambda a: next(order)(sign), (args, kwargs))  # noqa: B023
         halves.append(f(*these, **named))
-    if writes:
+    if f in IN_PLACE:
         return args[0]
-    whole = iter(
-        [owner.unsort(torch.cat([a, b], d), d) for a, b, d in zip(*map(tensors, halves), returned, strict=True)]
-    )
+    whole = iter([owner.join(both, d) for *both, d in zip(*map(tensors, halves), returned, strict=True)])
     return mapped(lambda a: next(whole), halves[0])
 
 
@@ -414,25 +329,19 @@ def _joined(owner: OnePass, names: tuple[str, ...], title: str, plus: Any, minus
 
 def _batch_norm(
     owner: OnePass,
-    names: tuple[str, ...],
+    names: Any,
     x: Tensor,
     mean: Any,
     var: Any,
     weight: Any = None,
     bias: Any = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
+    *rest: Any,
+    **how: Any,
 ) -> Tensor:
     """Over the whole batch, with a noisy weight or bias."""
-    y = F.batch_norm(x, mean, var, None, None, training, momentum, eps)
-    cut = owner.cut(names, y, 0)
-    parts = list(owner.sort(y, 0).split([cut, y.shape[0] - cut]))
-    for sign in (0, 1):
-        w, b = (
-            None if a is None else (a.value(sign) if type(a) is Pair else a).view(-1, *[1] * (x.dim() - 2))
-            for a in (weight, bias)
-        )
-        parts[sign] = parts[sign] if w is None else parts[sign] * w
-        parts[sign] = parts[sign] if b is None else parts[sign] + b
-    return owner.unsort(torch.cat(parts), 0)
+    parts = owner.split(names, F.batch_norm(x, mean, var, None, None, *rest, **how), 0)
+    for a, op in ((weight, torch.mul), (bias, torch.add)):
+        if a is not None:
+            values = [(a.value(sign) if type(a) is Pair else a).view(-1, *[1] * (x.dim() - 2)) for sign in (0, 1)]
+            parts = [op(part, value) for part, value in zip(parts, values, strict=True)]
+    return owner.join(parts, 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as modules_of_torch
+from torch.nn.modules import module as torchs
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -25,29 +25,25 @@ def count_samples(arguments: Any, dim: int) -> int:
     """The common size of all tensors in that dimension."""
     leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim() > dim]
     sizes = sorted({leaf.shape[dim] for leaf in leaves})
-    if not sizes:
-        raise Unserved((), "the model was given no tensor of samples: pass one, or use points()")
-    if len(sizes) > 1:
+    if len(sizes) != 1:
         raise Unserved(
             (),
-            f"the model was given tensors with different sizes in dimension {dim}, {sizes}: pass only what has one "
-            "entry a sample, or say by one_pass(dim=...) which dimension has the samples",
+            f"the model was given tensors of sizes {sizes} in dimension {dim}: pass only what has one entry a sample, "
+            "or say by one_pass(dim=...) which dimension has the samples",
         )
     return int(sizes[0])
 
 
 def signature(arguments: Any, dim: int) -> tuple[Any, ...]:
     """What a dry run holds for: the structure, ranks and switches of the arguments, whatever their sizes."""
+
+    def kind(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.dim(), leaf.is_floating_point()
+        return leaf if isinstance(leaf, bool | str | None) else type(leaf)
+
     leaves, structure = pytree.tree_flatten(arguments)
-    kinds = [
-        (leaf.dim(), leaf.is_floating_point())
-        if isinstance(leaf, Tensor)
-        else leaf
-        if isinstance(leaf, bool | str | None)
-        else type(leaf)
-        for leaf in leaves
-    ]
-    return dim, repr(structure), *kinds
+    return dim, repr(structure), *map(kind, leaves)
 
 
 def some(arguments: Any, total: int, dim: int, start: int, stop: int) -> Any:
@@ -71,13 +67,13 @@ class Log(TorchFunctionMode):
         super().__init__()
         self.calls: list[Any] = []
         self.plan = plan
-        self.muted = False  # inside what is recorded as one call
 
     def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call: Callable[..., Any] = dispatch if args and type(args[0]) is Pair else plain
-        if f in HARMLESS or self.muted:
+        call = dispatch if args and type(args[0]) is Pair else _plain
+        if f in HARMLESS:
             return call(f, args, kwargs or {})
-        given = [kept(a) for a in tensors(args, kwargs or {})]
+        found = tensors(args, kwargs or {})
+        given = [a if type(a) is Pair or isinstance(a, nn.Parameter) else a.detach().clone() for a in found]
         y = call(f, args, kwargs or {})
         if f in RANDOM and len(self.calls) < len(self.plan):
             *_, (d,), _, _, p, q = self.plan[len(self.calls)]
@@ -86,17 +82,9 @@ class Log(TorchFunctionMode):
         self.calls.append((f, given, shapes(tensors(y)), y.detach().clone() if f in RANDOM else None))
         return y
 
-    def record(self, what: Any, x: Tensor) -> None:
-        """A call of something that is no function of torch's, and returns its input's shape."""
-        self.calls.append((what, [kept(x)], [tuple(x.shape)], None))
 
-
-def plain(f: Any, args: Any, kwargs: Any) -> Any:
+def _plain(f: Any, args: Any, kwargs: Any) -> Any:
     return f(*args, **kwargs)
-
-
-def kept(a: Any) -> Any:
-    return a if type(a) is Pair or isinstance(a, nn.Parameter) else a.detach().clone()
 
 
 def compared(three: list[Any], two: list[Any]) -> list[Any]:
@@ -104,18 +92,16 @@ def compared(three: list[Any], two: list[Any]) -> list[Any]:
     if [call[0] for call in three] != [call[0] for call in two]:
         raise Unserved((), "what is computed depends on the number of samples, or on their values: use split()")
     plan = []
-    for (f, given, out, random_3), (_, given_2, out_2, random_2) in zip(three, two, strict=True):
+    for (f, given, out, drawn), (_, given_2, out_2, drawn_2) in zip(three, two, strict=True):
         dims = [grown(a, b) for a, b in zip(shapes(given), shapes(given_2), strict=False)]
         returned = [grown(a, b) for a, b in zip(out, out_2, strict=False)]
-        plan.append((f, dims, returned, given, given_2, random_3, random_2))
+        plan.append((f, dims, returned, given, given_2, drawn, drawn_2))
     return plan
 
 
 def grown(a: tuple[int, ...], b: tuple[int, ...]) -> int | str | None:
     """Of one tensor's shapes at 3 and at 2 samples: the dimension that grows with them, or "?" where it is not one."""
-    if len(a) != len(b):
-        return "?"
-    grow = [d for d in range(len(a)) if a[d] != b[d]]
+    grow = [d for d in range(len(a)) if a[d] != b[d]] if len(a) == len(b) else [0, 0]
     if not grow:
         return None
     return grow[0] if len(grow) == 1 and a[grow[0]] * 2 == b[grow[0]] * 3 else "?"
@@ -137,42 +123,38 @@ def alike(a: Tensor, b: Tensor) -> bool:
     if not (a.is_floating_point() or a.is_complex()) or not a.numel():
         return torch.equal(a, b)
     rough = torch.finfo(a.dtype).eps > 1e-4
-    size = b[b.isfinite()].abs().square().double().mean().sqrt().item()
-    bound = (5e-2 if rough else 1e-3) * size if size == size else 0.0
-    close = torch.isclose(a, b, 5e-2 if rough else 1e-2, bound + 1e-12, equal_nan=True)
+    size = b[b.isfinite()].abs().square().double().mean().nan_to_num().sqrt().item()
+    close = torch.isclose(a, b, 5e-2 if rough else 1e-2, (5e-2 if rough else 1e-3) * size + 1e-12, equal_nan=True)
     return bool(close.double().mean() > 0.98)
 
 
 @contextmanager
-def untouched(model: nn.Module | None, devices: set[torch.device]) -> Iterator[None]:
+def untouched(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
     """Eval mode, no gradients, no compiler and no hooks but torch's own; afterwards all is as it was.
 
     That holds for modes, buffers, hooks, autocast's cache and random states, not for what a forward() writes to
     Python objects of its own.
     """
-    parts = [] if model is None else list(model.modules())
-    modes = [part.training for part in parts]
-    buffers = [] if model is None else [(b, b.clone()) for b in model.buffers()]
-    hooks: list[Any] = [modules_of_torch._global_forward_hooks, modules_of_torch._global_forward_pre_hooks]
-    hooks += [found for part in parts for found in (part._forward_hooks, part._forward_pre_hooks) if found]
-    were = [dict(found) for found in hooks]
+    modes = [(part, part.training) for part in model.modules()]
+    buffers = [(b, b.clone()) for b in model.buffers()]
+    hooks = users_hooks(model)
     numpy = sys.modules.get("numpy")
     states = random_state.snapshot(devices), random.getstate(), None if numpy is None else numpy.random.get_state()
     with ExitStack() as stack:
         try:
-            for part in parts:
+            for part, _ in modes:
                 part.training = False
-            for found in hooks:
-                for key in [key for key, hook in found.items() if not is_torchs(hook)]:
-                    del found[key]
+            were = [(found, dict(found)) for found, *_ in hooks]
+            for found, key, *_ in hooks:
+                del found[key]
             stack.enter_context(torch.no_grad())
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
         finally:
-            for part, mode in zip(parts, modes, strict=True):
+            for part, mode in modes:
                 part.training = mode
-            for found, before in zip(hooks, were, strict=True):
+            for found, before in were:  # in their order
                 found.clear()
                 found.update(before)
             with torch.no_grad():
@@ -186,36 +168,34 @@ def untouched(model: nn.Module | None, devices: set[torch.device]) -> Iterator[N
             stale.forget()
 
 
-def is_torchs(hook: Any) -> bool:
-    """Whether a hook computes what the layer needs, as weight_norm and pruning do, or is ours; not the user's."""
-    kind = type(hook) if not hasattr(hook, "__module__") or not hasattr(hook, "__name__") else hook
-    return str(getattr(kind, "__module__", "")).startswith(("torch.", __package__))
+def users_hooks(model: nn.Module) -> list[tuple[Any, Any, Any, str]]:
+    """Every forward hook that is neither torch's own, as weight_norm's and pruning's are, nor ours, and its place."""
+    places = [("a module", torchs._global_forward_hooks), ("a module", torchs._global_forward_pre_hooks)]
+    for name, part in model.named_modules():
+        places += [(name or "the model", hooks) for hooks in (part._forward_hooks, part._forward_pre_hooks) if hooks]
+    found = []
+    for name, hooks in places:
+        for key, hook in hooks.items():
+            kind = hook if hasattr(hook, "__name__") else type(hook)
+            if not str(getattr(kind, "__module__", "")).startswith(("torch.", __package__)):
+                found.append((hooks, key, hook, name))
+    return found
 
 
 def watched(model: nn.Module) -> Callable[[], object]:
-    """Has every hook of the user's refused that changes what a layer is given or gives: the dry run left it out.
+    """Have every such hook refused that changes what a layer is given or gives: the dry run left it out.
 
     Returns the function that ends it.
     """
-    changed: list[Any] = []
-    for name, part in model.named_modules():
-        for hooks in (part._forward_hooks, part._forward_pre_hooks):
-            for key, hook in hooks.items():
-                if not is_torchs(hook):
-                    changed.append((hooks, key, hook))
-                    hooks[key] = _watch(hook, name)
+    found = users_hooks(model)
 
-    def end() -> None:
-        for hooks, key, hook in changed:
-            if key in hooks:
-                hooks[key] = hook
+    def watch(hook: Any, name: str) -> Callable[..., None]:
+        def look(*args: Any, **kwargs: Any) -> None:
+            if hook(*args, **kwargs) is not None:
+                raise Unserved((), f"a forward hook of {name} changes what passes it: use split()")
 
-    return end
+        return look
 
-
-def _watch(hook: Any, name: str) -> Callable[..., None]:
-    def look(*args: Any, **kwargs: Any) -> None:
-        if hook(*args, **kwargs) is not None:
-            raise Unserved((), f"a forward hook of {name or 'the model'} changes what passes it: use split()")
-
-    return look
+    for hooks, key, hook, name in found:
+        hooks[key] = watch(hook, name)
+    return lambda: [hooks.update({key: hook}) for hooks, key, hook, _ in found if key in hooks]
