@@ -298,7 +298,7 @@ def layers(sizes: tuple[int, ...] = (6, 7)) -> Iterator[Case]:
                 ("x.repeat(2,1)", Use(lambda s, x: s.l(x.repeat(2, 1)), l=lin(4)), r(B, 8)),
                 (
                     "experts bmm",
-                    Use(lambda s, x: torch.bmm(x.unsqueeze(0).expand(B, -1, -1), s.w), w=(B, 8, 4)),
+                    Use(lambda s, x: torch.bmm(x.unsqueeze(0).expand(len(s.w), -1, -1), s.w), w=(B, 8, 4)),
                     r(B, 8),
                 ),
                 ("in place x += p", Use(lambda s, x: s.l((x * 1).add_(s.p)), p=(1, 8), l=lin(4)), r(B, 8)),
