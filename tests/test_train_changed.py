@@ -12,7 +12,6 @@ import torch
 import ssgd.lab
 from ssgd.cli.main import main
 from ssgd.lab.experiments import get
-from ssgd.lab.recipes import get
 from ssgd.lab.train import Execution, RunDir, train
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.fingerprint import of_model
