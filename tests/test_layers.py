@@ -8,7 +8,18 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "ssgd"
 LAYOUT = Path(__file__).parent.parent / "docs" / "layout.md"
-LIBRARY = {"core", "kernels", "optimizer", "reference", "schedules", "methods", "analysis", "integrations", "jax", "files"}
+LIBRARY = {
+    "core",
+    "kernels",
+    "optimizer",
+    "reference",
+    "schedules",
+    "methods",
+    "analysis",
+    "integrations",
+    "jax",
+    "files",
+}
 BELOW = {  # the library's rooms, which know nothing of the laboratory, and the entry points, which know both
     "core": {"kernels"},  # loaded where there is a GPU for them
     "kernels": {"core"},

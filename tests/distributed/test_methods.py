@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from ssgd import SSGD
-from ssgd.core.point_optimizer import PointOptimizer as Wrapper
+from ssgd.core.point_optimizer import PointOptimizer
 from ssgd.methods import METHODS, SAM, EntropySGD
 
 from ..problems import mlp, vectors
@@ -34,13 +34,13 @@ from .test_ddp import record_reduces
 INNER_STEPS = 3  # of Entropy-SGD, instead of its 20
 
 
-def build(name: str, net: nn.Module, model: nn.Module, **options: object) -> Wrapper:
+def build(name: str, net: nn.Module, model: nn.Module, **options: object) -> PointOptimizer:
     if name == "entropy-sgd":
         options["inner_steps"] = INNER_STEPS
     return METHODS[name].build(SGD(net.parameters(), lr=0.1, momentum=0.9), model, **options)
 
 
-def step(name: str, opt: Wrapper, model: nn.Module, x: Tensor, y: Tensor) -> None:
+def step(name: str, opt: PointOptimizer, model: nn.Module, x: Tensor, y: Tensor) -> None:
     opt.zero_grad()
     for point, (xb, yb) in METHODS[name].batches(opt, x, y):
         with point:
@@ -95,7 +95,7 @@ def sharded(net: nn.Module) -> nn.Module:
     return fully_shard(net, mesh=mesh)
 
 
-def start(name: str, parallel: Callable[[nn.Module], nn.Module], p: float = 0.2) -> tuple[nn.Module, Wrapper]:
+def start(name: str, parallel: Callable[[nn.Module], nn.Module], p: float = 0.2) -> tuple[nn.Module, PointOptimizer]:
     """A transform comes before DDP and FSDP2, as with any change of modules; ``p`` is its share."""
     net = mlp(torch.float64)
     method = METHODS[name]

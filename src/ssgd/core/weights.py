@@ -19,6 +19,7 @@ Level = float | Tensor
 Damping = Callable[[Tensor], Tensor]
 Pieces = list[list[Tensor]]  # a list for each bucket, with one for each of its tensors
 Values = dict[Tensor, Tensor]
+Numbers = tuple[int, int, int]  # seed, step and rank, which the noise of a batch is a function of
 
 
 class MovingWeights:
@@ -49,8 +50,7 @@ class MovingWeights:
 
     def writes(self) -> list[tuple[int, int]]:
         """Address and version of every tensor while a copy is kept: what restore() will undo shows in it."""
-        tensors = [t for bucket in self.buckets if self.kept for t in bucket.locals()]
-        return [(t.data_ptr(), t._version) for t in tensors]
+        return [(t.data_ptr(), t._version) for bucket in self.buckets for t in bucket.here()] if self.kept else []
 
     def set_to(self, values: Pieces) -> None:
         """The weights become ``values``."""
@@ -95,18 +95,13 @@ class NoisyWeights(MovingWeights):
         self._draw: int | None = None  # that n is of
 
     @torch.no_grad()
-    def move(self, sign: int, numbers: tuple[int, int, int], draw: int, levels: Sequence[Level]) -> None:
-        """w → w + sign · n; ``levels`` has one for each parameter group. w and n are held until release()."""
+    def move(self, sign: int, numbers: Numbers, draw: int, levels: Callable[[], Sequence[Level]]) -> None:
+        """w → w + sign · n, where ``levels()`` has one for each parameter group. w and n are held until release()."""
         if not self.kept:
             self.keep()
         if self._draw != draw:
             self._noise, self._draw = [], None
-            self._noise, self._draw = self.noise(numbers, draw, levels), draw
-        self.shift(sign)
-
-    @torch.no_grad()
-    def shift(self, sign: int) -> None:
-        """w → w + sign · n, from w."""
+            self._noise, self._draw = self.noise(numbers, draw, levels()), draw
         for bucket, noise in zip(self.buckets, self._noise, strict=True):
             bucket.follow()
             self.each("add_" if sign > 0 else "sub_", bucket.tensors, noise)
@@ -118,7 +113,7 @@ class NoisyWeights(MovingWeights):
 
     @torch.no_grad()
     def both(
-        self, numbers: tuple[int, int, int], levels: Sequence[Level], out: Sequence[Mapping[Tensor, Tensor]] | None
+        self, numbers: Numbers, levels: Sequence[Level], out: Sequence[Mapping[Tensor, Tensor]] | None
     ) -> tuple[Values, Values]:
         """w + n and w − n by parameter, in tensors of their own or in those of ``out``; w stays."""
         found: tuple[Values, Values] = ({}, {})
@@ -134,7 +129,7 @@ class NoisyWeights(MovingWeights):
         return found
 
     @torch.no_grad()
-    def noise(self, numbers: tuple[int, int, int], draw: int, levels: Sequence[Level]) -> Pieces:
+    def noise(self, numbers: Numbers, draw: int, levels: Sequence[Level]) -> Pieces:
         """n, drawn afresh and laid out as the tensors are."""
         found = []
         for bucket in self.buckets:
@@ -159,7 +154,7 @@ class NoisyWeights(MovingWeights):
             found += [torch.where(w > 0, n / w, torch.zeros_like(n)) for n, w in zip(noise, weight, strict=True)]
         return found
 
-    def seed(self, numbers: tuple[int, int, int], draws: int) -> None:
+    def seed(self, numbers: Numbers, draws: int) -> None:
         """Make what draws these numbers' noise, and seed it: before a CUDA graph is captured or replayed."""
         for bucket in self.buckets:
             for draw in range(draws):
@@ -172,9 +167,7 @@ class NoisyWeights(MovingWeights):
             if isinstance(generator, torch.Generator):
                 graph.register_generator_state(generator)
 
-    def _generator(
-        self, bucket: Bucket, numbers: tuple[int, int, int], draw: int, position: int, seeded: bool
-    ) -> torch.Generator:
+    def _generator(self, bucket: Bucket, numbers: Numbers, draw: int, position: int, seeded: bool) -> torch.Generator:
         key = bucket.tensors[0].device, numbers[2], draw, position
         generator = self.generators.get(key)
         if generator is None:
@@ -183,7 +176,7 @@ class NoisyWeights(MovingWeights):
             generator.manual_seed(mix(*numbers, draw, position))
         return generator
 
-    def _drawn(self, bucket: Bucket, numbers: tuple[int, int, int], draw: int) -> list[Tensor]:
+    def _drawn(self, bucket: Bucket, numbers: Numbers, draw: int) -> list[Tensor]:
         """z for each tensor, in one allocation."""
         seeded = not capturing()
         pieces = bucket.cut(bucket.empty())
@@ -211,7 +204,7 @@ class NoisyWeights(MovingWeights):
             scales = list(torch.ones(len(bucket.tensors), dtype=bucket.wide, device=first.device).unbind())
         else:
             scales = self._norms(bucket, bucket.tensors)
-        if any(isinstance(level, Tensor) for level in levels):
+        if any([isinstance(level, Tensor) for level in levels]):
             levels = [_on_device(a, s) for a, s in zip(levels, scales, strict=True)]
         self.each("mul_", scales, levels)
         if unit == "norm":

@@ -8,7 +8,7 @@ channels_last, elements are counted as they lie in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..core import stale
 from ..core.buckets import Bucket, Chosen, make_buckets
 from ..core.noise import DISTRIBUTIONS, Distribution, mix
 from ..core.random_state import capturing
-from ..core.weights import Level, NoisyWeights, Values
+from ..core.weights import Level, NoisyWeights, Numbers, Values
 
 DISTRIBUTIONS_SERVED = tuple(DISTRIBUTIONS[name] for name in ("sphere", "sign", "uniform", "gaussian"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -57,10 +57,10 @@ class FusedWeights(NoisyWeights):
         self._seeds: list[Tensor] = []
 
     @torch.no_grad()
-    def move(self, sign: int, numbers: tuple[int, int, int], draw: int, levels: Sequence[Level]) -> None:
+    def move(self, sign: int, numbers: Numbers, draw: int, levels: Callable[[], Sequence[Level]]) -> None:
         if self._draw != draw:
             self._draw = None
-            self._measure(numbers, draw, levels)
+            self._measure(numbers, draw, levels())
             self.kept = [kernels.cut(flat) for kernels, flat in zip(self._kernels, self._flat, strict=True)]
             self._draw = draw
         self._shift(sign)
@@ -76,7 +76,7 @@ class FusedWeights(NoisyWeights):
 
     @torch.no_grad()
     def both(
-        self, numbers: tuple[int, int, int], levels: Sequence[Level], out: Sequence[Mapping[Tensor, Tensor]] | None
+        self, numbers: Numbers, levels: Sequence[Level], out: Sequence[Mapping[Tensor, Tensor]] | None
     ) -> tuple[Values, Values]:
         found: tuple[Values, Values] = ({}, {})
         self._measure(numbers, 0, levels)
@@ -93,11 +93,11 @@ class FusedWeights(NoisyWeights):
         self._flat = []
         return found
 
-    def seed(self, numbers: tuple[int, int, int], draws: int) -> None:
+    def seed(self, numbers: Numbers, draws: int) -> None:
         for bucket in self.buckets:
             self._seed_of(bucket, numbers).fill_(mix(*numbers))
 
-    def _measure(self, numbers: tuple[int, int, int], draw: int, levels: Sequence[Level]) -> None:
+    def _measure(self, numbers: Numbers, draw: int, levels: Sequence[Level]) -> None:
         """Copy w, measure it and the noise to come, and scale the noise."""
         self._seeds = [self._seed_of(bucket, numbers) for bucket in self.buckets]
         if not capturing():
@@ -114,7 +114,7 @@ class FusedWeights(NoisyWeights):
             kernels.shift(flat, sign, seed, self._draw or 0)
         stale.forget()
 
-    def _seed_of(self, bucket: Bucket, numbers: tuple[int, int, int]) -> Tensor:
+    def _seed_of(self, bucket: Bucket, numbers: Numbers) -> Tensor:
         """A number on the device: a CUDA graph's replay reads what was put there before it."""
         key = bucket.tensors[0].device, numbers[2]
         if key not in self.generators:

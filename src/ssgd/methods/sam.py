@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class SteepestPoint(Rule):
     def selected(self, opt: PointOptimizer) -> list[Tensor]:
         return trainable(opt.all_parameters if self.perturb is None else self.perturb)
 
-    def route(self, opt: PointOptimizer, shares: Sequence[float] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
         if self.is_off(opt) or not self.selected(opt):
             return Route([0])
         group_of = {id(p): i for i, group in enumerate(opt.param_groups) for p in group["params"]}
@@ -89,7 +89,7 @@ class Climb(Route):
     """w, then w + e, where e comes from the gradient at w."""
 
     def __init__(self, weights: MovingWeights, levels: list[Level], adaptive: bool, reduce_every_pass: bool) -> None:
-        super().__init__([0, 1], [0.0, 1.0])
+        super().__init__([0, 1], [0.0, 1.0], weights)
         self.weights, self.levels, self.adaptive = weights, levels, adaptive
         self.reduce_every_pass = reduce_every_pass
         self._slopes: list[list[Tensor]] = []
@@ -103,18 +103,9 @@ class Climb(Route):
     def leave(self, index: int) -> None:
         if index == 0:
             self._slopes = [[self._slope(p) for p in bucket.parameters] for bucket in self.weights.buckets]
-        else:
-            self.restore()
-
-    def restore(self) -> None:
-        self.weights.restore()
 
     def release(self) -> None:
-        self.weights.release()
         self._slopes = []
-
-    def writes(self) -> list[tuple[int, int]]:
-        return self.weights.writes()
 
     def _climb(self) -> None:
         slopes, self._slopes = self._slopes, []
