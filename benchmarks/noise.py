@@ -18,12 +18,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from ssgd.core.points import DeviceSeed, FusedTwoPoints, TwoPoints
 from torch import Tensor
 
 from measure import CudaMeter, Row, interleaved, ratio, report, spread
 from ssgd.core.buckets import make_buckets
 from ssgd.core.noise import DISTRIBUTIONS
-from ssgd.core.points import DeviceSeed, FusedTwoPoints, TwoPoints
 from ssgd.lab import models
 
 NETS = {"resnet20": ("resnet20", 100), "wrn28_4": ("wrn28-4", 100), "resnet50": ("imagenet-resnet50", 1000)}

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ssgd import SSGD
-from ssgd.analysis.precision import full_precision
+from ssgd.analysis.acceleration import full_precision
 from ssgd.core.versions import FSDP2, OLDEST, at_least, inductor_has, need, precision_settings
 from ssgd.lab.compilation import compiled_for
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train.distributed import Ranks, check
 from ssgd.lab.train.execution import Execution
 
@@ -73,7 +73,7 @@ def test_options_of_the_compiler_are_asked_for():
 
 def test_precision_is_set_where_there_are_only_the_older_settings(monkeypatch):
     """As before torch 2.9."""
-    monkeypatch.setattr("ssgd.analysis.precision.precision_settings", tuple)
+    monkeypatch.setattr("ssgd.analysis.acceleration.precision_settings", tuple)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     for tf32, matmul in ((True, "high"), (False, "highest")):
         with full_precision(tf32):

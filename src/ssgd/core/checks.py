@@ -119,3 +119,11 @@ def check_closure(closure: Any, name: str) -> None:
 def _overrides(module: object, hook: str) -> bool:
     """Whether a class defines a hook anew that one further up, Lightning's, defines."""
     return sum(hook in vars(kind) for kind in type(module).__mro__) > 1
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Asks for the names that are nearly ``name``, or says ``otherwise`` where there are none."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), 3)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise

@@ -208,7 +208,7 @@ class NoisePoints(Rule):
             weights.restore()
             reshard(sharded)
             if sign:
-                weights.move(sign, self.numbers(opt), 0, opt._levels)
+                weights.move(sign, self.numbers(opt), 0, opt._levels, again=True)
             return weights
 
         try:
@@ -271,5 +271,10 @@ class NoiseRoute(Route):
         self.numbers = rule.numbers(opt)
 
     def enter(self, index: int) -> None:
-        if self.signs[index]:
-            self.weights.move(self.signs[index], self.numbers, self.draws[index][1], self.opt._levels)
+        draw = self.draws[index]
+        if draw[0]:
+            again = draw[1] in [number for sign, number in self.draws[index + 1 :] if sign]
+            self.weights.move(self.signs[index], self.numbers, draw[1], self.opt._levels, again)
+
+    def release(self) -> None:
+        self.weights.release()

@@ -24,9 +24,9 @@ LATE = (
     "a backward() ran after its point was left, or gradients were changed there: call backward() inside `with point:`"
 )
 UNDONE = (
-    "something wrote to the weights inside the points, such as a layer that sets them from its first batch, "
-    "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write before or after "
-    "the points, or leave these weights without noise by perturb="
+    "something wrote to the weights inside a point, such as a layer that sets them from its first batch, "
+    "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write outside the "
+    "points, or leave these weights without noise by perturb="
 )
 
 
@@ -121,7 +121,7 @@ class Passes:
         self._ddp = unwrap_ddp(model)
         self._sharded = sharded_modules(model)  # found once: a large model takes long to go through
         self._weights = route.moving
-        self._written: Sequence[tuple[int, int]] = ()  # the weights, after they were last moved
+        self._written: Sequence[tuple[int, int]] = ()  # the weights, at the point entered
         self._cleanup = ExitStack()
 
     def __iter__(self) -> Iterator[Point]:
@@ -134,7 +134,7 @@ class Passes:
             if self.stage is Stage.INSIDE:  # interrupted on the threshold of a `with`
                 self.drop()
             elif self.stage is Stage.BETWEEN:
-                self._release()
+                self.route.release()
 
     def enter(self, point: Point) -> None:
         if self.stage is Stage.INSIDE:
@@ -145,7 +145,6 @@ class Passes:
             raise RuntimeError("this point is over: take points in order, each once, from a new points() or split()")
         if point.index and self.gradients.changed():
             raise RuntimeError(LATE)
-        self._warn_of_writes()
         try:
             self.stage = Stage.INSIDE
             if point.index == 0:
@@ -154,7 +153,7 @@ class Passes:
                 reshard(self._sharded)  # gathered weights left over from before would hide the change
                 reduce_gradients(self._sharded)
             self.route.enter(point.index)
-            self._note_versions()
+            self._written = self._weights.writes() if self._weights is not None else ()
             if self._same_rng:
                 self._repeat_random_state(point.index)
             if self._ddp is None or self.route.reduce_every_pass:
@@ -174,7 +173,6 @@ class Passes:
             if self._weights is not None:
                 self._weights.restore()
             self.route.leave(point.index)
-            self._note_versions()
             if self._sharded:
                 reshard(self._sharded)
             self.gradients.end(point.index, moved=point.sign != 0)
@@ -182,7 +180,7 @@ class Passes:
             last = point is self.points[-1]
             if last:
                 self._check_arrival()
-                self._release()
+                self.route.release()
             self.done += 1
             self.stage = Stage.DONE if last else Stage.BETWEEN
         except BaseException:
@@ -197,25 +195,20 @@ class Passes:
     def close(self) -> None:
         """End the batch. An iterator that is dropped later finds nothing left to do, and disturbs no other batch."""
         if self.stage is Stage.BETWEEN:
-            self._release()
+            self.route.release()
         self.stage = Stage.CLOSED
 
     def drop(self) -> None:
         """Weights as before the batch, its gradients dropped: it can be skipped."""
         if self._weights is not None:
             self._weights.restore()
-        self._release()
+        self.route.release()
         reshard(self._sharded)
         self._cleanup.close()
         self._statistics.undo()
         self.gradients.close()
         clear(self.gradients.all)
         self.stage = Stage.DROPPED
-
-    def _release(self) -> None:
-        if self._weights is not None:
-            self._weights.release()
-        self.route.release()
 
     def _begin_under_ddp(self, ddp: DistributedDataParallel, point: Point) -> None:
         """The last pass reduces the sum of all: one all-reduce a step."""
@@ -229,9 +222,6 @@ class Passes:
         arrivals = self.gradients.arrivals
         if not self.by_closure and any(arrivals) and not arrivals[-1]:
             raise RuntimeError("no gradient came inside the last point: call backward() inside `with point:`")
-
-    def _note_versions(self) -> None:
-        self._written = self._weights.writes() if self._weights is not None else ()
 
     def _warn_of_writes(self) -> None:
         """Where a tensor got other memory, as an LSTM's do from flatten_parameters(), there is no telling."""

@@ -105,8 +105,8 @@ class Langevin(Route):
     @torch.no_grad()
     def enter(self, index: int) -> None:
         clear(self.opt.all_parameters)
+        self.weights.keep()
         if index == 0:
-            self.weights.keep()
             self._inner = [bucket.copy() for bucket in self.weights.buckets]
             self._mean = [bucket.copy() for bucket in self.weights.buckets]
         self.weights.set_to(self._inner)
