@@ -34,7 +34,7 @@ def test_a_result_says_all_about_its_run(quiet, tmp_path):
     names = {path.name for path in folder(quiet, seed=3).iterdir()}
     assert names == {
         "recipe.json", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "weights.safetensors",
-        "result.json", "lock",
+        "result.json", "lock", "fingerprint.json",
     }  # fmt: skip
 
 

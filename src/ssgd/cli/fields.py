@@ -18,7 +18,7 @@ from ..methods import METHODS
 
 USAGE = "ssgd {} [RECIPE] [key=value | --key value …]"
 WORDS = "key=value works as well as --key value, and --no-key as key=no. method=split:0.15 gives name and level."
-GROUPS = {"recipe: what is trained": Recipe, "execution: how, without changing the result": Execution}
+GROUPS = {"the recipe, which decides the result": Recipe, "the execution, which does not": Execution}
 
 
 def prepared(words: Sequence[str]) -> list[str]:
@@ -55,11 +55,11 @@ def add_fields(
             help = f"{one.metadata['help']} (default: {as_text(value) or 'none'})".replace("%", "%%")
             if typing.get_origin(kind) is Mapping:
                 names = dict.fromkeys(setting.name for method in METHODS.values() for setting in method.settings[1:])
-                for place, inner in enumerate(names):
+                for index, inner in enumerate(names):
                     group.add_argument(
                         f"{option}.{inner.replace('_', '-')}",
                         action=_Change,
-                        help=help if place == 0 else argparse.SUPPRESS,
+                        help=help if index == 0 else argparse.SUPPRESS,
                         metavar="NUMBER",
                     )
             elif bool in (kind, *typing.get_args(kind)):
@@ -87,7 +87,7 @@ def chosen(options: argparse.Namespace, program: str) -> tuple[Recipe, Execution
 
 
 def _advice(options: argparse.Namespace, program: str) -> str:
-    """What to write instead of the first word that is no field."""
+    """Says how to write the first word that is no field."""
     first, *others = options.left
     key, equals, text = first.removeprefix("--").partition("=")
     if not first.startswith("--"):

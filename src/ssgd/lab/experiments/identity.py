@@ -9,7 +9,7 @@ from ...methods import registry
 from ..train.phases import Phase
 from ..train.recipe import Recipe
 
-ASIDE = {"name", "seeds", "precision", "evaluate_every"}  # evaluating more often changes nothing
+ASIDE = {"name", "seeds", "precision", "evaluate_every", "tolerance"}  # evaluating more often changes nothing
 IN_THE_SCHEDULE = {"method", "level", "phases", "lr", "epochs", "anneal", "warm_up", "lr_for_batch"}
 OF_POINTS = {"perturb", "bn_stats"}
 

@@ -203,8 +203,21 @@ class Run:
                 f"the checkpoint is of format {state.get('format')}, and this ssgd reads format {FORMAT}:"
                 " go on with the ssgd that wrote it, or delete the run's folder to start again"
             )
+        try:
+            self._load(state)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (KeyError, AttributeError, TypeError, IndexError, ValueError, RuntimeError) as problem:
+            raise ValueError(
+                f"the checkpoint does not fit the run ({type(problem).__name__}: {problem}): it is damaged, or of"
+                " another net; delete the run's folder to start again"
+            ) from problem
+
+    def _load(self, state: dict[str, Any]) -> None:
         self.epoch, self.step_in_epoch = state["epoch"], state["step"]
         self.history = list(state["history"])
+        if not 0 <= self.position <= self.steps * self.schedule.epochs:
+            raise ValueError(f"epoch {self.epoch} of {self.schedule.epochs}")
         self._begin_phase()
         assert self.opt is not None
         with self.on_stream():
