@@ -15,6 +15,7 @@ import matplotlib
 matplotlib.use("svg")
 from fill_numbers import rows_of
 from matplotlib import pyplot as plt
+
 from ssgd.lab.experiments.statistics import Difference, paired
 from ssgd.lab.report.outcomes import figures
 
