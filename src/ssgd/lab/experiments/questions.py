@@ -118,6 +118,19 @@ def targets_of_sgd() -> dict[str, float]:
     return dict(zip(DATA.values(), targets()["table2_cifar"]["ResNet20"]["SGD"], strict=True))
 
 
+def fitted() -> list[Cell]:
+    """Returns the trainings whose numbers in the paper decided what it leaves open.
+
+    They are SGD's for the weight decay and for the small LSTM's dropout, and five of figure 3 for the distribution.
+    """
+    few = [cell for cell in noise_units().cells if cell.x in (0.1, 0.3, 0.5, 0.7, 1.0) and cell.column == UNIFORM]
+    return [
+        *(cell for cell in baseline().cells if cell.x == CIFAR["weight_decay"]),
+        *few,
+        Cell("table5/small/base", partial(ptb, "small")),
+    ]
+
+
 def split() -> Experiment:
     names = ("base", "halves", "split-0.15", f"{LATE}-split-0.15")
     chosen = [cell for cell in equal_cost().cells if cell.name.rpartition("/")[2] in names]

@@ -8,20 +8,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import mean
 
-from ...core.noise import paper_level
 from ..experiments.catalogue import experiments
 from ..experiments.cells import Cell, Experiment
+from ..experiments.questions import fitted
 from ..experiments.rows import AGAIN, Results, Row, is_number
 from ..experiments.statistics import Difference, Sample, paired, sample
 from . import verdicts
 from .verdicts import CALIBRATED, FAILED, NOT_RUN, OURS_ALONE, Interval, Spread, combined, pooled, welch
 
 RUNS = 5  # of the paper on CIFAR, where it does not list them
-FITTED = {  # by experiment: the settings of the paper that were chosen by its own numbers
-    "baseline": ("baseline/cifar10/5e-4", "baseline/cifar100/5e-4"),
-    "table5": ("table5/small/base",),
-    "fig3": tuple(f"fig3/all/{paper_level(level):.2g}" for level in (0.1, 0.3, 0.5, 0.7, 1.0)),
-}
 
 
 @dataclass(frozen=True)
@@ -157,8 +152,7 @@ class Judge:
 
     @cached_property
     def _fitted(self) -> set[str]:
-        names = {name for known in FITTED.values() for name in known}
-        return {c.identity for one in experiments() if one.name in FITTED for c in one.cells if c.name in names}
+        return {cell.identity for cell in fitted()}
 
 
 def _gained(cell: Cell, interval: Interval | None) -> Interval | None:
