@@ -127,7 +127,7 @@ def test_a_wrong_option_is_answered(here, capsys):
         (["train", "digits", "--rho", "0.1"], "ssgd: cannot use 'rho': rho is part of the method: method=sam:0.1"),
         (["train", "digits", "share=0.1"], "share is part of the method: method=m-arwp settings.share=0.1"),
         (["train", "digits", "wokers=2"], "ssgd: cannot use 'wokers=2': did you mean workers"),
-        (["train", "digits", "method=ssdg"], "ssgd: no method called 'ssdg': did you mean ssgd"),
+        (["train", "digits", "method=splt"], "ssgd: no method called 'splt': did you mean split"),
         (["train", "digits", "words"], "ssgd: cannot use 'words': write key=value, after the name of a recipe"),
         (["train", "digits", "phases=1-x"], "ssgd: cannot read phases='1-x'"),
         (["train", "digits", "keep=0"], "ssgd: keep must be a whole number of at least 1"),
@@ -173,7 +173,7 @@ def test_compare_trains_every_combination_over_all_seeds(here, capsys):
         ("digits/split-0.15/50", "split", 0.15, 50),
     }
     shown = capsys.readouterr().out
-    runs = [RunDir(f"runs/digits/sgd/25/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
+    runs = [RunDir(f"runs/digits/base/25/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
     mean, deviation = sum(runs) / 2, abs(runs[0] - runs[1]) / 2**0.5
     row = f"{mean:.2f} ± {deviation:.2f} +{min(runs):.2f} +{max(runs):.2f} +–"
     assert re.search(rf"^digits/base/25 +base +1 +2 +{row}", shown, re.MULTILINE)

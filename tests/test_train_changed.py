@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ssgd.lab.recipes import get
 
 import ssgd.lab
 from ssgd.cli.main import main
+from ssgd.lab.experiments import get
 from ssgd.lab.train import Execution, RunDir, train
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.fingerprint import of_model

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..core.checks import did_you_mean
-from ..lab.experiments import custom, get
+from ..lab.experiments import get
 from ..lab.train.execution import Execution
 from ..lab.train.fields import as_text, types_of
 from ..lab.train.recipe import Recipe, setting_hint
@@ -82,6 +82,8 @@ def chosen(options: argparse.Namespace, program: str) -> tuple[Recipe, Execution
     execution = Execution().with_changes(c for c, here in zip(options.changes, mine, strict=True) if here)
     recipe = recipe.with_changes(c for c, here in zip(options.changes, mine, strict=True) if not here)
     if options.recipe is None:
+        from ..lab.experiments import custom
+
         custom.check(recipe)
     return recipe, execution
 
@@ -99,6 +101,8 @@ def _advice(options: argparse.Namespace, program: str) -> str:
 
 
 def _custom(options: argparse.Namespace, program: str) -> Recipe:
+    from ..lab.experiments import custom
+
     model, data = value_of(options, "model"), value_of(options, "data")
     if model and data:
         return custom.custom(model, data)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -43,11 +44,11 @@ class Ranks:
     count: int = 1
     on_this_host: int = 0
 
-    @property
+    @cached_property
     def first(self) -> bool:
         return self.rank == 0
 
-    @property
+    @cached_property
     def several(self) -> bool:
         return self.count > 1
 

@@ -6,6 +6,8 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ Fingerprint = dict[str, Any]
 PARTS = {  # of a fingerprint, in words
     "words": "the vocabulary of {data}",
     "files": "the files of {data}, by their names and sizes,",
+    "loader": "the source of {data}",
     "classes": "the number of classes of {data}",
     "channels": "the number of channels of {data}",
     "source": "the source of {model}, or of a layer it uses,",
@@ -35,13 +38,19 @@ def of_model(recipe: Recipe, classes: int, channels: int) -> Fingerprint:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             net = models.build(recipe.model, classes, channels)
-        found["source"], found["weights"] = _hash(_sources(net, recipe.model)), _hash(_weights(net))
+        layers = (type(module).__module__ for module in net.modules())
+        found["source"] = _hash(_sources([recipe.model.partition(":")[0], *layers]))
+        found["weights"] = _hash(_weights(net))
     return found
 
 
 def of_files(recipe: Recipe, folder: str | None) -> Fingerprint:
-    """``folder``: that of the data. Data sets by name have no fingerprint."""
-    return {} if recipe.data in NAMES else {"files": _hash(_files(recipe.data, folder))}
+    """``folder``: that of the data. Data sets by name have no fingerprint, a user's loader has that of its source."""
+    if recipe.data in NAMES:
+        return {}
+    if ":" in recipe.data:
+        return {"loader": _hash(_sources([recipe.data.partition(":")[0]]))}
+    return {"files": _hash(_files(recipe.data, folder))}
 
 
 def of_words(vocabulary: Iterable[str] | None) -> Fingerprint:
@@ -68,11 +77,12 @@ def _files(name: str, folder: str | None) -> Iterable[str]:
             yield f"{os.path.relpath(path, root)} {os.stat(path).st_size if os.path.exists(path) else None}"
 
 
-def _sources(net: nn.Module, name: str) -> Iterable[str]:
-    """A hash of the file of every module that the user's function and its layers come from."""
-    names = {name.partition(":")[0], *(type(module).__module__ for module in net.modules())}
-    for module in sorted(one for one in names if one.partition(".")[0] not in ("torch", "ssgd")):
+def _sources(names: Iterable[str]) -> Iterable[str]:
+    """A hash of the file of each of these modules that is neither torch's nor ours."""
+    for module in sorted({one for one in names if one.partition(".")[0] not in ("torch", "ssgd")}):
         file = getattr(sys.modules.get(module), "__file__", None)
+        with suppress(ImportError, ValueError):  # whoever needs the module says that it is not there
+            file = file or getattr(find_spec(module), "origin", None)
         if file and os.path.isfile(file):
             yield f"{module} {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
 

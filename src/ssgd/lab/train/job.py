@@ -28,6 +28,7 @@ from .rundir import RunDir, environment
 from .running import Diverged, Run
 
 TOLD = 20  # of what was skipped in the data, at the terminal
+OF_DATA = ("augment", "train_limit", "test_limit", "held_out", "image_size", "bad", "normalise", "spec_augment")
 ROUND = 20  # steps after which ranks ask each other whether to stop or to save
 
 
@@ -39,6 +40,7 @@ class Job:
     ) -> None:
         self.recipe = replace(resolved(recipe, execution.kind), seeds=(seed,))
         self.seed, self.execution, self.ranks, self.say = seed, execution, ranks, say
+        self.label = f"{recipe.name}/seed-{seed}"
         self.folder = execution.run_folder(recipe, seed)
         self.directory = RunDir(self.folder)
         self.checkpoints = Checkpoints(self.folder / "checkpoints", execution.keep)
@@ -50,10 +52,6 @@ class Job:
         self.stop_asked = False
         self.stopped = False  # asked to, and saved
         self._events: Any = None  # TensorBoard's writer
-
-    @property
-    def label(self) -> str:
-        return f"{self.recipe.name}/seed-{self.seed}"
 
     @property
     def samples_to_come(self) -> float:
@@ -307,24 +305,17 @@ class Sources:
 
     def get(self, recipe: Recipe, device: torch.device) -> Source:
         dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-        limits = recipe.train_limit, recipe.test_limit, recipe.held_out, recipe.image_size
-        key = (recipe.data, dtype, recipe.augment, *limits, recipe.bad, recipe.normalise, recipe.spec_augment)
+        given: dict[str, Any] = {name: getattr(recipe, name) for name in OF_DATA}
+        key = (recipe.data, dtype, *given.values())
         if key not in self._loaded:
             self._loaded[key] = load(
                 recipe.data,
                 self.execution.folder,
                 device=device,
                 dtype=dtype,
-                augment=recipe.augment,
-                train_limit=recipe.train_limit,
-                test_limit=recipe.test_limit,
-                held_out=recipe.held_out,
                 download=self.execution.download,
                 workers=self.execution.workers,
-                image_size=recipe.image_size,
-                bad=recipe.bad,
-                normalise=recipe.normalise,
-                spec_augment=recipe.spec_augment,
+                **given,
             )
         return self._loaded[key]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -12,7 +13,7 @@ from ...core.noise import DISTRIBUTIONS
 from ...core.selection import KINDS
 from ...methods import registry
 from ..data.faults import BAD
-from ..data.speech.frames import NORMALISED
+from ..data.registry import NORMALISED
 from . import fields
 from .fields import declared
 from .phases import Schedule, parse
@@ -162,7 +163,7 @@ class Recipe:
                 f" torchrun --nproc-per-node {self.devices}"
             )
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         scale = 1.0 if self.lr_for_batch is None else self.batch / self.lr_for_batch
         rates = tuple(rate * scale for rate in self.lr)
@@ -205,7 +206,7 @@ class Recipe:
 
     def __str__(self) -> str:
         plain, schedule = Recipe(), self.schedule
-        told = {key: value for key, value in self.__dict__.items() if key in MAIN or value != getattr(plain, key)}
+        told = {key: value for key, value in asdict(self).items() if key in MAIN or value != getattr(plain, key)}
         lines = [f"{key} = {value!r}" for key, value in told.items()]
         length = "1 epoch that costs" if schedule.epochs == 1 else f"{schedule.epochs} epochs that cost"
         cost = f"{length} as much as {schedule.passes:g} of plain SGD"
