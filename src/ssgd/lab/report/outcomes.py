@@ -105,7 +105,7 @@ class Judge:
 
     def _spreads(self, cell: Cell, metric: str) -> tuple[Spread | None, Spread | None, int]:
         """Ours, the paper's, and over how many of its runs."""
-        net = cell.recipe.model, cell.recipe.data
+        net = cell.unnamed.model, cell.unnamed.data
         mine = self._ours.get((*net, metric)) or self._ours.get((*net, cell.metric))
         runs = len(cell.runs) or (RUNS if "cifar" in net[1] else 1)
         if cell.spread is not None:
@@ -121,11 +121,11 @@ class Judge:
         for one in experiments():
             for cell in one.cells:
                 rows = self.results.of(cell) if cell.make else {}
-                if len(rows) < 2 or cell.recipe.held_out:
+                if len(rows) < 2 or cell.unnamed.held_out:
                     continue
                 for metric in (cell.metric, AGAIN):
                     values = list(figures(rows, metric).values())
-                    known[cell.recipe.model, cell.recipe.data, metric][cell.identity] = values
+                    known[cell.unnamed.model, cell.unnamed.data, metric][cell.identity] = values
         found = {key: pooled(groups.values()) for key, groups in known.items()}
         return {key: spread for key, spread in found.items() if spread}
 
@@ -136,7 +136,7 @@ class Judge:
         for one in experiments():
             if one.name in ("tableA1", "tableA2"):
                 for cell in one.cells:
-                    known[cell.recipe.model, cell.recipe.data].append(cell.runs)
+                    known[cell.unnamed.model, cell.unnamed.data].append(cell.runs)
         return {key: spread for key, groups in known.items() if (spread := pooled(groups))}
 
     @cached_property
