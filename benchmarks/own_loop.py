@@ -241,7 +241,8 @@ def rows(task: Task, device: torch.device, repeats: int, kinds: list[str], clock
             found.append(ratio(name, seconds[way], seconds["sgd"], goal=limit))
         del loops
         gc.collect()
-        torch._dynamo.reset()
+        if kind != "eager":
+            torch._dynamo.reset()
     for way in ways_of(task):
         found += counts(Loop(task, way, "eager", device), f"own_loop_{task.name}_{way}")
     return found
