@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ssgd.lab.data import NAMES, Source, load, registry
-from ssgd.lab.data.corpora import NAMES as SPEECH
+from ssgd.lab.data.registry import SPEECH as NAMES as SPEECH
 from ssgd.lab.data.images import DeviceImages, fake_images
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import stale
+from . import random_state, stale
 from .buckets import Bucket, Chosen, make_buckets
 from .noise import Distribution, mix
 from .parallel import part_here
-from .random_state import capturing
 
 Level = float | Tensor
 Damping = Callable[[Tensor], Tensor]
@@ -179,7 +178,7 @@ class NoisyWeights(MovingWeights):
 
     def _drawn(self, bucket: Bucket, numbers: Numbers, draw: int) -> list[Tensor]:
         """z for each tensor, in one allocation."""
-        seeded = not capturing()
+        seeded = not random_state.capturing()
         pieces = bucket.cut(bucket.empty())
         for i, (piece, position) in enumerate(zip(pieces, bucket.positions, strict=True)):
             generator = self._generator(bucket, numbers, draw, position, seeded)
