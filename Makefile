@@ -4,11 +4,12 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-browser lint bench report docs clean
+.PHONY: help demo test fuzz test-browser lint bench report docs clean
 
 help:
 	@echo "make demo   SGD against S-SGD on a toy, in a minute or two: a table and demo.png"
 	@echo "make test   the tests"
+	@echo "make fuzz   20,000 random sequences of calls against an oracle, or as many as SSGD_FUZZ says"
 	@echo "make test-browser  the page of results in Chromium, which it installs on Debian"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  what a step of the optimizer costs"
@@ -22,6 +23,9 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --ignore tests/browser tests  # two processes of one thread each: more would wait for each other
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 tests/test_kernels.py tests/test_convolutions.py tests/test_ctc_kernels.py  # before anything loads Triton
+
+fuzz: $(VENV)/.test
+	SSGD_FUZZ=$${SSGD_FUZZ:-20000} OMP_NUM_THREADS=1 $(PY) -m pytest -q -s tests/test_fuzz.py
 
 test-browser: $(VENV)/.test
 	scripts/install_chromium.sh
@@ -61,6 +65,14 @@ $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PIP) --no-deps $(ALONE)
 	$(PY) scripts/check_torch.py
 	@touch $@
+
+# Pins that still fit stay; LOCK=--upgrade takes the newest of all but torch, which is one for every Python: TORCH=2.14.1.
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+.PHONY: lock
+lock:
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check uv
+	printf '%s\n' torch==$(TORCH) $(ALONE) | $(VENV)/bin/uv pip compile -q pyproject.toml - --extra dev --universal --python-version 3.10 --no-annotate --custom-compile-command "make lock" $(LOCK) --output-file constraints.txt
 
 $(VENV)/.%: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PIP) -e '.[$*]'

@@ -62,7 +62,7 @@ def test_equals_the_torch_reference_on_the_same_noise(base, mode, distribution, 
             n = [torch.tensor(plus[i]["w"] - np.asarray(before[i]["w"])).T for i in (0, 2)]
             rms = [layer.detach().norm() / layer.numel() ** 0.5 for layer in layers]
             scale = [a * r for r in rms] if distribution == "uniform" else [1, 1]
-            drawn.append(torch.cat([(n_l / s).flatten() for n_l, s in zip(n, scale, strict=True)]))
+            drawn.extend((n_l / s).flatten() for n_l, s in zip(n, scale, strict=True))
         if mode == "split":
             halves = [lambda: F.mse_loss(model(x[:4]), y[:4]), lambda: F.mse_loss(model(x[4:]), y[4:])]
             reference.step(*halves, shares=(4 / 7, 3 / 7))

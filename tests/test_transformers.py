@@ -274,7 +274,9 @@ def test_both_losses_are_logged(tmp_path):
     each = trained(tmp_path, settings={"noise": 0.3}, logging_steps=1, gradient_accumulation_steps=2)
     plus, minus = logged(found, "loss_plus"), logged(found, "loss_minus")
     assert plus != minus and len(plus) == 2
-    torch.testing.assert_close([(a + b) / 2 for a, b in zip(plus, minus, strict=True)], logged(found, "loss"))
+    torch.testing.assert_close(
+        [(a + b) / 2 for a, b in zip(plus, minus, strict=True)], logged(found, "loss"), rtol=1e-6, atol=0
+    )
     first, second, third, fourth = logged(each, "loss_plus")
     torch.testing.assert_close(plus, [(first + second) / 2, (third + fourth) / 2])
 

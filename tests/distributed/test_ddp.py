@@ -210,8 +210,8 @@ def used_once(rank: int) -> None:
             net.use_spare = point.sign > 0
             with point:
                 F.cross_entropy(ddp(x), y).backward()
-            if point.sign > 0:
-                local_gradient = net.spare.weight.grad.clone()
+                if point.sign > 0:
+                    local_gradient = net.spare.weight.grad.clone()
         expected = torch.stack(of_every_rank(local_gradient)).mean(0) / 2
         torch.testing.assert_close(net.spare.weight.grad, expected, rtol=1e-12, atol=1e-15)
         opt.step()

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import SGD, AdamW, Optimizer
 
 from ssgd import SSGD
+from ssgd.core.versions import FSDP2, at_least
 
 from ..problems import run_passes, take_step, vectors
 from .beside import Observer, gathered, observed_step
@@ -40,6 +41,7 @@ from .by_hand import (
 )
 from .spawn import Ranks
 
+pytestmark = pytest.mark.skipif(not at_least(FSDP2), reason="before torch 2.9 fully_shard fails on the CPU")
 LEVEL, SEED = 0.3, 5
 WAYS = ("points", "closure", "split")
 
@@ -107,6 +109,19 @@ def noise_of_whole_tensors(rank: int) -> None:
     for name in plus:
         torch.testing.assert_close(plus[name], -minus[name], rtol=0, atol=1e-15, msg=f"{name}: w + n, w − n asymmetric")
     assert_shards_draw_for_themselves(plus["0.weight"].split([4, 3]), w["0.weight"].split([4, 3]), LEVEL)
+
+
+def test_shards_have_the_noise_of_the_whole_tensor(ranks: Ranks) -> None:
+    ranks(2, noise_beside_unsharded)
+
+
+def noise_beside_unsharded(rank: int) -> None:
+    net, whole_net = sharded(line()), bottleneck()
+    opt, alone = perturbing(net), SSGD(SGD(whole_net.parameters(), lr=0.1), LEVEL, seed=SEED)
+    for point, other in zip(opt.points(), alone.points(), strict=True):
+        with point, other:
+            for name, w in whole_net.named_parameters():
+                torch.testing.assert_close(gathered(net, opt)[name], w.detach(), rtol=1e-12, atol=1e-15)
 
 
 def shards_of(p: Tensor) -> list[Tensor]:

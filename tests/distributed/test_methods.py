@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from ssgd import SSGD
-from ssgd.core.point_optimizer import PointOptimizer as Wrapper
+from ssgd.core.point_optimizer import PointOptimizer
 from ssgd.methods import METHODS, SAM, EntropySGD
 
 from ..problems import mlp, vectors
@@ -34,13 +34,13 @@ from .test_ddp import record_reduces
 INNER_STEPS = 3  # of Entropy-SGD, instead of its 20
 
 
-def build(name: str, net: nn.Module, model: nn.Module, **options: object) -> Wrapper:
+def build(name: str, net: nn.Module, model: nn.Module, **options: object) -> PointOptimizer:
     if name == "entropy-sgd":
         options["inner_steps"] = INNER_STEPS
     return METHODS[name].build(SGD(net.parameters(), lr=0.1, momentum=0.9), model, **options)
 
 
-def step(name: str, opt: Wrapper, model: nn.Module, x: Tensor, y: Tensor) -> None:
+def step(name: str, opt: PointOptimizer, model: nn.Module, x: Tensor, y: Tensor) -> None:
     opt.zero_grad()
     for point, (xb, yb) in METHODS[name].batches(opt, x, y):
         with point:
@@ -61,7 +61,7 @@ def under_ddp(rank: int, name: str) -> int:
     if METHODS[name].transform is not None:  # a transform comes before DDP, as with any change of modules
         METHODS[name].transform(net, 0.2)
         ddp = DistributedDataParallel(net)
-        opt = METHODS["sgd"].build(SGD(net.parameters(), lr=0.1, momentum=0.9), ddp)
+        opt = METHODS["base"].build(SGD(net.parameters(), lr=0.1, momentum=0.9), ddp)
     else:
         ddp = DistributedDataParallel(net)
         opt = build(name, net, ddp)
@@ -80,7 +80,7 @@ def under_ddp(rank: int, name: str) -> int:
 # --- the perturbation acts ------------------------------------------------------------------------------------------
 
 WHOLE_WEIGHTS = ("mirror", "swa", "ema")  # methods that FSDP2 refuses
-STAYS = ("sgd", "sgd-2x", "sgdr", "halves", "swa", "ema")
+STAYS = ("base", "base-2x", "sgdr", "halves", "swa", "ema")
 STARTS_AT_W = ("m-arwp", "sam", "asam", "entropy-sgd")  # the points after the first are moved
 
 
@@ -95,14 +95,14 @@ def sharded(net: nn.Module) -> nn.Module:
     return fully_shard(net, mesh=mesh)
 
 
-def start(name: str, parallel: Callable[[nn.Module], nn.Module], p: float = 0.2) -> tuple[nn.Module, Wrapper]:
+def start(name: str, parallel: Callable[[nn.Module], nn.Module], p: float = 0.2) -> tuple[nn.Module, PointOptimizer]:
     """A transform comes before DDP and FSDP2, as with any change of modules; ``p`` is its share."""
     net = mlp(torch.float64)
     method = METHODS[name]
     if method.transform is not None:
         method.transform(net, p)
         model = parallel(net)
-        return model, METHODS["sgd"].build(SGD(net.parameters(), lr=0.1, momentum=0.9), model)
+        return model, METHODS["base"].build(SGD(net.parameters(), lr=0.1, momentum=0.9), model)
     model = parallel(net)
     seed = {"seed": 3} if "noise" in {s.name for s in method.settings} else {}
     return model, build(name, net, model, **seed)
@@ -301,7 +301,7 @@ def under_fsdp(rank: int, name: str) -> None:
         assert torch.equal(whole(p), whole(q))
 
 
-@pytest.mark.parametrize("name", ["sgd", "sam", "asam", "halves", "dropout", "dropconnect"])
+@pytest.mark.parametrize("name", ["base", "sam", "asam", "halves", "dropout", "dropconnect"])
 def test_fsdp_without_noise_trains_as_a_whole_net_does(ranks: Ranks, name: str) -> None:
     ranks(2, beside_a_whole_net, name)
 
@@ -310,7 +310,7 @@ def beside_a_whole_net(rank: int, name: str) -> None:
     """The same batch on both ranks: the mean over ranks is what one process gets. Nothing is dropped."""
     net, opt = start(name, sharded, p=0.0)
     alone = mlp(torch.float64)
-    plain = name if METHODS[name].transform is None else "sgd"
+    plain = name if METHODS[name].transform is None else "base"
     alone_opt = METHODS[plain].build(SGD(alone.parameters(), lr=0.1, momentum=0.9), alone)
     for i in range(5):
         step(name, opt, net, *vectors(seed=i))

@@ -5,39 +5,31 @@ from __future__ import annotations
 import argparse
 import math
 
-from ..lab.solutions import solution, tasks
-from ..lab.train.terminal import ended
-from .looking import add_graph, add_options, alone, execution
+from .arguments import RUN, add_graph, add_options, add_precision, execution, refuse_several_processes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("solutions", nargs="+", metavar="RUN", help=RUN)
+    parser.add_argument("--steps", type=int, default=90, help="The number of steps of Lanczos (default: 90).")
+    parser.add_argument("--probes", type=int, default=5, help="The number of random vectors (default: 5).")
+    parser.add_argument("--seed", type=int, default=0, help="The seed of the random vectors (default: 0).")
+    add_precision(parser)
     parser.add_argument(
-        "solutions", nargs="+", metavar="RUN", help="a run's folder, a checkpoint, or weights.safetensors"
-    )
-    parser.add_argument("--steps", type=int, default=90, help="of Lanczos (default: 90)")
-    parser.add_argument("--probes", type=int, default=5, help="random vectors (default: 5)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--precision", choices=("fp32", "tf32"), default="fp32", help="tf32 is faster on a GPU, to 3 digits"
-    )
-    parser.add_argument(
-        "--together", type=int, default=1, metavar="N", help="probes in one pass: faster, in so many times the memory"
+        "--together",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Takes N probes in one pass: faster, in N times the memory.",
     )
     add_graph(parser)
     add_options(parser, "spectrum")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options), kept=None)
-
-
-def work(options: argparse.Namespace) -> int:
-    alone("spectrum")
-    from ..analysis import results
-    from ..analysis.hessian import Hessian
-    from ..analysis.pictures import draw_spectrum
-    from ..analysis.spectrum import spectrum
+    refuse_several_processes("spectrum")
+    from ..analysis import Hessian, draw_spectrum, save, spectrum
+    from ..analysis.results import with_ending
+    from ..lab.solutions import solution, tasks
 
     carried_out, spectra = execution(options), {}
     for number, path in enumerate(options.solutions):
@@ -53,7 +45,7 @@ def work(options: argparse.Namespace) -> int:
             f" ({one.product} products, batch-norm in {one.mode} mode, {one.passes:.0f} passes over the data,"
             f" {one.seconds:.0f} s)"
         )
-        results.save(one, results.beside(options.out, f"-{number}" if len(options.solutions) > 1 else ""))
-    draw_spectrum(spectra, results.beside(options.out, ".png"))
-    print(f"written: {results.beside(options.out, '')}*.npz, .json and {results.beside(options.out, '.png')}")
+        save(one, with_ending(options.out, f"-{number}" if len(options.solutions) > 1 else ""))
+    draw_spectrum(spectra, with_ending(options.out, ".png"))
+    print(f"written: {with_ending(options.out, '')}*.npz, .json and {with_ending(options.out, '.png')}")
     return 0

@@ -34,21 +34,25 @@ class Bucket:
     groups: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     numels: list[int] = field(default_factory=list)  # elements of the whole tensor, over all shards
+    addresses: list[int] = field(default_factory=list)
 
     @cached_property
     def wide(self) -> torch.dtype:
         """Single precision at least: what norms are taken in."""
         return torch.promote_types(self.tensors[0].dtype, torch.float32)
 
-    def locals(self) -> list[Tensor]:
+    def here(self) -> list[Tensor]:
         """The parameters, as far as they lie here."""
         return self.parameters if self.sharding is None else [local(p) for p in self.parameters]
 
     def follow(self) -> bool:
         """Alias anew what has got other memory, as an LSTM's flatten_parameters() does; whether there was any."""
-        if [t.data_ptr() for t in self.tensors] == [p.data_ptr() for p in self.locals()]:
+        parameters = self.parameters if self.sharding is None else self.here()
+        addresses = [p.data_ptr() for p in parameters]
+        if addresses == self.addresses:
             return False
         self.tensors = [alias(p, self.flat) for p in self.parameters]
+        self.addresses = addresses
         return True
 
     def copy(self) -> list[Tensor]:
@@ -110,6 +114,7 @@ def make_buckets(chosen: Sequence[Chosen], flat: bool = True) -> list[Bucket]:
         bucket = buckets.setdefault(key, Bucket(cut, flat))
         bucket.parameters.append(parameter)
         bucket.tensors.append(tensor)
+        bucket.addresses.append(local(parameter).data_ptr())
         bucket.groups.append(group)
         bucket.positions.append(position)
         bucket.numels.append(math.prod(parameter.shape) * (2 if parameter.is_complex() else 1))

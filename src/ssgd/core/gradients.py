@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -69,25 +68,30 @@ class MeanGradient:
         if not share:
             self._aside = {p: g.clone() if g._is_view() else g for p in self.all if (g := p.grad) is not None}
             clear(self.all)  # the clones are of DDP's views, which it writes to
+            self._before = []
         elif self._reduced:
             self._scale(self._mean, 1 / share)
             if unused:
                 for p, g in self._mean.items():
                     p.grad = g
                 self._mean = {}
+                self.look()
             else:
                 self._hooks = [p.register_hook(self._joined_on_arrival(p)) for p in self._mean]  # type: ignore[no-untyped-call]
-        elif index == self._counting[0] and share != 1:
-            self._scale({p: g for p in self.all if (g := p.grad) is not None}, 1 / share)
-        self.look()
+        elif index == self._counting[0]:
+            if share != 1:
+                self._scale({p: g for p in self.all if (g := p.grad) is not None}, 1 / share)
+            self.look()
 
     def end(self, index: int, moved: bool) -> None:
         """After a pass, which was elsewhere than at w if ``moved``."""
         share = self._shares[index]
         self.arrivals.append(self.changed())
-        if moved and any(g.requires_grad for p in self.all if (g := p.grad) is not None):
-            raise RuntimeError(SECOND_ORDER)
-        if not share:
+        taken = bool(share) and not self._reduced and (len(self._counting) > 1 or share != 1)
+        if taken:
+            self._take(share, moved)
+            self._before = []
+        elif not share:
             for p in self.all:
                 p.grad = self._aside.get(p)
             self._aside = {}
@@ -95,14 +99,15 @@ class MeanGradient:
             if self._mean:
                 raise RuntimeError(UNREDUCED)
             self._scale({p: g for p in self.all if (g := p.grad) is not None}, share)
-        elif len(self._counting) > 1 or share != 1:
-            self._take(share)
-            if index == self._counting[-1]:
-                for p, g in self._mean.items():
-                    p.grad = g
-                self._mean = {}
-        self.close()
-        if not any(self.arrivals) or index + 1 < len(self._shares):
+        if taken and index == self._counting[-1]:
+            for p, g in self._mean.items():
+                p.grad = g
+            self._mean = {}
+        elif not taken and moved and any([g.requires_grad for p in self.all if (g := p.grad) is not None]):
+            raise RuntimeError(SECOND_ORDER)
+        if self._hooks:
+            self.close()
+        if not taken or not any(self.arrivals):
             self.look()
 
     def close(self) -> None:
@@ -115,26 +120,29 @@ class MeanGradient:
         self._before = [(TensorWeakRef(g), _version(g)) for p in self.all if (g := p.grad) is not None]
 
     @torch.no_grad()
-    def _take(self, share: float) -> None:
+    def _take(self, share: float, moved: bool) -> None:
         """``p.grad`` times ``share`` out of ``p.grad``, into the mean."""
-        new, old, added = [], [], []
+        first: tuple[list[Tensor], list[Tensor]] = ([], [])
+        more: tuple[list[Tensor], list[Tensor]] = ([], [])
         for p in self.all:
             g = p.grad
             if g is None:
                 continue
+            if moved and g.requires_grad:
+                raise RuntimeError(SECOND_ORDER)
             p.grad = None
-            mean = self._mean.get(p)
             if g.layout is not torch.strided or type(g) is not Tensor:
                 self._take_apart(p, g, share)
-            elif mean is None:
-                new.append((p, g))
+            elif p in self._mean:
+                more[0].append(self._mean[p])
+                more[1].append(g)
             else:
-                old.append(mean)
-                added.append(g)
-        if new:
-            self._mean.update(zip((p for p, _ in new), torch._foreach_mul([g for _, g in new], share), strict=True))
-        if old:
-            torch._foreach_add_(old, added, alpha=share)
+                first[0].append(p)
+                first[1].append(g)
+        if first[0]:
+            self._mean.update(zip(first[0], torch._foreach_mul(first[1], share), strict=True))
+        if more[0]:
+            torch._foreach_add_(*more, alpha=share)
 
     def _take_apart(self, p: Tensor, g: Tensor, share: float) -> None:
         """One that foreach calls do not serve: sparse, or sharded and so in memory of its own."""
@@ -169,30 +177,6 @@ class MeanGradient:
             return gradient if mean is None else gradient + mean
 
         return join
-
-    @contextmanager
-    def clearing_noticed(self) -> Iterator[None]:
-        """What a pass with share 0 has set aside is dropped where the block clears gradients, in whatever way.
-
-        Zeros stand in its place, and the first gradient to arrive shows whether they were removed or written to.
-        """
-        marks = {p: torch.zeros_like(g) for p, g in self._aside.items()}
-
-        def look(p: Tensor, writes: int = 1) -> None:
-            mark = marks.pop(p, None)
-            if mark is not None and (p.grad is not mark or sum(t._version for t in {mark, local(mark)}) > writes):
-                del self._aside[p]
-
-        for p, mark in marks.items():
-            p.grad = mark
-        handles = [p.register_post_accumulate_grad_hook(look) for p in marks if p.requires_grad]  # type: ignore[no-untyped-call]
-        try:
-            yield
-            for p in list(marks):  # those that no gradient came to
-                look(p, writes=0)
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def present(parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import random_state
 from .buckets import Chosen
-from .checks import check_chosen, check_level, check_seed
+from .checks import check_chosen, check_flat, check_level, check_seed
 from .noise import Distribution, Fill, as_distribution
 from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
 from .passes import Route, Stage
@@ -39,7 +39,13 @@ class NoisePoints(Rule):
 
     has_noise = True
     saved_as = ("noise_stream",)
-    off_without_level = True
+    off_without_level = True  # False where points are taken at level 0 too
+    _weights: NoisyWeights | None
+    _signature: list[tuple[int, int, torch.Size, int]]  # of what they were found for
+    _generators: dict[Any, Any]
+    _in_graphs: list[NoisyWeights]
+    _magnitudes: tuple[int, set[int]] | None
+    _turn: int  # whose noise the last batch saw
 
     def __init__(
         self,
@@ -69,7 +75,8 @@ class NoisePoints(Rule):
     # --- what a rule is ---------------------------------------------------------------------------------------------
 
     def check(self, opt: PointOptimizer) -> None:
-        self._reset()
+        self._weights = self._magnitudes = None
+        check_flat(opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
         if not self.selected(opt):
             raise ValueError(
@@ -80,7 +87,7 @@ class NoisePoints(Rule):
         self.place = find_place(opt.model, parameters, self.mirror, self.per_rank)
         ddp = unwrap_ddp(opt.model)
         if not self.seed_given and (ddp or any(map(is_sharded, parameters))):
-            self._set_everywhere(opt, "noise_seed", agree(opt.param_groups[0]["noise_seed"], ddp, parameters))
+            self._set_everywhere(opt, "noise_seed", agree(opt.base.param_groups[0]["noise_seed"], ddp, parameters))
 
     def is_off(self, opt: PointOptimizer) -> bool:
         return not self.weights(opt).buckets
@@ -88,13 +95,16 @@ class NoisePoints(Rule):
     def can_split(self) -> bool:
         return self.halves is not None
 
-    def route(self, opt: PointOptimizer, shares: Sequence[float] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
         weights = self.weights(opt)
         if not weights.buckets:
             return Route([0])
-        self._take_turn(opt, weights, batch)
-        if shares is None or self.halves is None:
+        self._turn = batch % self.ranks_here
+        if batch >= self.ranks_here and random_state.capturing():
+            raise RuntimeError("a CUDA graph holds one batch a step: capture step() with it, or accumulate eagerly")
+        if halve is None or self.halves is None:
             return NoiseRoute(self, opt, weights, self.points, self.shares)
+        shares = halve()
         return NoiseRoute(self, opt, weights, self.halves, self.shares or shares)
 
     def selected(self, opt: PointOptimizer) -> list[Tensor]:
@@ -109,7 +119,7 @@ class NoisePoints(Rule):
         return default_selection(parameters, self._magnitudes[1])
 
     def end_batches(self, opt: PointOptimizer) -> None:
-        self._set_everywhere(opt, "noise_step", opt.param_groups[0]["noise_step"] + 1)
+        self._set_everywhere(opt, "noise_step", opt.base.param_groups[0]["noise_step"] + 1)
 
     def state(self, opt: PointOptimizer) -> dict[str, Any]:
         weights = self.weights(opt)
@@ -129,16 +139,20 @@ class NoisePoints(Rule):
     def weights(self, opt: PointOptimizer) -> NoisyWeights:
         """The weights that move: found anew when a tensor, its place or the choice has changed."""
         opt._levels()  # checks them
-        moving = [
-            isinstance(group["noise"], Tensor) or group["noise"] > 0 or not self.off_without_level
-            for group in opt.param_groups
-        ]
         index: dict[int, tuple[int, int]] = {}  # the group and the position of each parameter
-        for group, members in enumerate(opt.param_groups):
-            for p in members["params"]:
-                index.setdefault(id(p), (group, len(index)))
-        chosen = [Chosen(p, *index[id(p)]) for p in self.selected(opt) if moving[index[id(p)][0]]]
-        signature = [(id(p), local(p).data_ptr(), p.shape, group) for p, group, _ in chosen]
+        moving = []  # groups
+        for number, group in enumerate(opt.base.param_groups):
+            if isinstance(group["noise"], Tensor) or group["noise"] > 0 or not self.off_without_level:
+                moving.append(number)
+            for p in group["params"]:
+                index.setdefault(id(p), (number, len(index)))
+        chosen, signature = [], []
+        for p in self.selected(opt):
+            number, position = index[id(p)]
+            if number in moving:
+                chosen.append(Chosen(p, number, position))
+                here = p if type(p) is nn.Parameter else local(p)
+                signature.append((id(p), here.data_ptr(), p.shape, number))
         if self._weights is None or signature != self._signature:
             check_model_known(opt.model, self.selected(opt))
             self._weights = self._make_weights(opt, chosen)
@@ -147,7 +161,7 @@ class NoisePoints(Rule):
 
     def numbers(self, opt: PointOptimizer, turn: int | None = None) -> tuple[int, int, int]:
         """Seed, step and rank of this batch's noise, or of that of one of the ranks this process takes the place of."""
-        group = opt.param_groups[0]
+        group = opt.base.param_groups[0]
         rank = self.place.key * self.ranks_here + (self._turn if turn is None else turn)
         return group["noise_seed"], group["noise_step"], rank
 
@@ -195,7 +209,7 @@ class NoisePoints(Rule):
             weights.restore()
             reshard(sharded)
             if sign:
-                weights.move(sign, self.numbers(opt), 0, opt._levels())
+                weights.move(sign, self.numbers(opt), 0, opt._levels(), again=True)
             return weights
 
         try:
@@ -214,28 +228,22 @@ class NoisePoints(Rule):
             kind = noise_kernels(chosen, self.distribution) or kind
         return kind(chosen, self.distribution, self.foreach, damping, self._generators)
 
-    def _take_turn(self, opt: PointOptimizer, weights: NoisyWeights, batch: int) -> None:
-        """Batches of a step see, in turn, the noise of each rank that this process takes the place of."""
-        self._turn = batch % self.ranks_here
-        if random_state.capturing() and batch >= self.ranks_here:
-            raise RuntimeError("a CUDA graph holds one batch a step: capture step() with it, or accumulate eagerly")
-
     def _seed(self, opt: PointOptimizer, weights: NoisyWeights) -> None:
         draws = 1 + max(draw for _, draw in [*self.points, *(self.halves or [])])
         for rank in range(self.ranks_here):
             weights.seed(self.numbers(opt, rank), draws)
 
     def _set_everywhere(self, opt: PointOptimizer, key: str, value: int) -> None:
-        for group in opt.param_groups:
+        for group in opt.base.param_groups:
             group[key] = value
 
     def _reset(self) -> None:
-        self._weights: NoisyWeights | None = None
-        self._signature: list[tuple[int, int, torch.Size, int]] = []
-        self._generators: dict[Any, Any] = {}
-        self._in_graphs: list[NoisyWeights] = []
-        self._magnitudes: tuple[int, set[int]] | None = None
-        self._turn = 0  # whose noise the last batch saw
+        self._weights = None
+        self._signature = []
+        self._generators = {}
+        self._in_graphs = []
+        self._magnitudes = None
+        self._turn = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a copy finds for itself."""
@@ -259,22 +267,15 @@ class NoiseRoute(Route):
         shares: Sequence[float] | None,
     ) -> None:
         turned = rule.place.sign if rule.mirror else 1
-        super().__init__([sign * turned for sign, _ in draws], shares)
-        self.opt, self.weights, self.draws = opt, weights, draws
-        self.numbers = rule.numbers(opt)
+        super().__init__([sign * turned for sign, _ in draws], shares, weights)
+        self.weights, self.draws = weights, draws
+        self.numbers, self.levels = rule.numbers(opt), opt._levels()
 
     def enter(self, index: int) -> None:
-        if self.signs[index]:
-            self.weights.move(self.signs[index], self.numbers, self.draws[index][1], self.opt._levels())
-
-    def leave(self, index: int) -> None:
-        self.weights.restore()
-
-    def restore(self) -> None:
-        self.weights.restore()
+        draw = self.draws[index]
+        if draw[0]:
+            again = draw[1] in [number for sign, number in self.draws[index + 1 :] if sign]
+            self.weights.move(self.signs[index], self.numbers, draw[1], self.levels, again)
 
     def release(self) -> None:
         self.weights.release()
-
-    def writes(self) -> list[tuple[int, int]]:
-        return self.weights.writes()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -14,44 +15,47 @@ from . import random_state
 from .batchnorm import RunningStatistics
 from .gradients import MeanGradient, clear
 from .parallel import no_sync, reduce_gradients, reshard, sharded_modules, unwrap_ddp
+from .weights import MovingWeights
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
 
 LATE = (
     "a backward() ran after its point was left, or gradients were changed there: call backward() inside `with point:`"
 )
 UNDONE = (
-    "something wrote to the weights inside the points, such as a layer that sets them from its first batch, "
-    "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write before or after "
-    "the points, or leave these weights without noise by perturb="
+    "something wrote to the weights inside a point, such as a layer that sets them from its first batch, "
+    "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write outside the "
+    "points, or leave these weights without noise by perturb="
 )
 
 
 class Route:
     """Where a batch's gradients are taken, and their shares in the mean. This one stays at w; methods derive theirs.
 
-    ``signs`` has a label for each pass: 1 or −1 for a point beside w, 0 for w itself.
+    Args:
+        signs: a label for each pass: 1 or −1 for a point beside w, 0 for w itself.
+        shares: of each pass's gradient in the mean, alike by default.
+        weights: what moves, for the way back to be the same for all methods.
     """
 
     reduce_every_pass = False  # under DDP: each pass's gradient is needed reduced, not only the sum
 
-    def __init__(self, signs: Sequence[int], shares: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, signs: Sequence[int], shares: Sequence[float] | None = None, weights: MovingWeights | None = None
+    ) -> None:
         self.signs = signs
         self.shares = shares or [1 / len(signs)] * len(signs)
+        self.moving = weights
 
     def enter(self, index: int) -> None:
         """Move from w to point ``index``."""
 
     def leave(self, index: int) -> None:
-        """Move from point ``index`` back to w; its gradient is in ``p.grad``."""
-
-    def restore(self) -> None:
-        """Move back to w from wherever the weights are."""
+        """Use what is in ``p.grad``; the weights are back at w."""
 
     def release(self) -> None:
         """Drop every copy: no point follows."""
-
-    def writes(self) -> Sequence[tuple[int, int]]:
-        """Address and version of every tensor that restore() would overwrite."""
-        return ()
 
 
 class Point:
@@ -116,7 +120,8 @@ class Passes:
         self._same_rng = same_rng
         self._ddp = unwrap_ddp(model)
         self._sharded = sharded_modules(model)  # found once: a large model takes long to go through
-        self._written: Sequence[tuple[int, int]] = ()  # the weights, after they were last moved
+        self._weights = route.moving
+        self._written: Sequence[tuple[int, int]] = ()  # the weights, at the point entered
         self._cleanup = ExitStack()
 
     def __iter__(self) -> Iterator[Point]:
@@ -128,8 +133,6 @@ class Passes:
         finally:
             if self.stage is Stage.INSIDE:  # interrupted on the threshold of a `with`
                 self.drop()
-            elif self.stage is Stage.BETWEEN:
-                self.route.release()
 
     def enter(self, point: Point) -> None:
         if self.stage is Stage.INSIDE:
@@ -140,18 +143,21 @@ class Passes:
             raise RuntimeError("this point is over: take points in order, each once, from a new points() or split()")
         if point.index and self.gradients.changed():
             raise RuntimeError(LATE)
-        self._warn_of_writes()
         try:
             self.stage = Stage.INSIDE
             if point.index == 0:
                 self._statistics.begin()
-            reshard(self._sharded)  # gathered weights left over from before would hide the change
-            reduce_gradients(self._sharded)
+            if self._sharded:
+                reshard(self._sharded)  # gathered weights left over from before would hide the change
+                reduce_gradients(self._sharded)
             self.route.enter(point.index)
-            self._written = self.route.writes()
+            self._written = self._weights.writes() if self._weights is not None else ()
             if self._same_rng:
                 self._repeat_random_state(point.index)
-            self._begin_gradients(point)
+            if self._ddp is None or self.route.reduce_every_pass:
+                self.gradients.begin(point.index)
+            else:
+                self._begin_under_ddp(self._ddp, point)
         except BaseException:
             self.drop()
             raise
@@ -162,14 +168,16 @@ class Passes:
             if failed:
                 return self.drop()
             self._warn_of_writes()
+            if self._weights is not None:
+                self._weights.restore()
             self.route.leave(point.index)
-            self._written = self.route.writes()
-            reshard(self._sharded)
-            last = point is self.points[-1]
+            if self._sharded:
+                reshard(self._sharded)
             self.gradients.end(point.index, moved=point.sign != 0)
-            self._check_arrival(last)
             self._statistics.after(point.index, len(self.points))
+            last = point is self.points[-1]
             if last:
+                self._check_arrival()
                 self.route.release()
             self.done += 1
             self.stage = Stage.DONE if last else Stage.BETWEEN
@@ -190,7 +198,8 @@ class Passes:
 
     def drop(self) -> None:
         """Weights as before the batch, its gradients dropped: it can be skipped."""
-        self.route.restore()
+        if self._weights is not None:
+            self._weights.restore()
         self.route.release()
         reshard(self._sharded)
         self._cleanup.close()
@@ -199,25 +208,24 @@ class Passes:
         clear(self.gradients.all)
         self.stage = Stage.DROPPED
 
-    def _begin_gradients(self, point: Point) -> None:
-        """Under DDP the last pass reduces the sum of all: one all-reduce a step."""
-        ddp = self._ddp
-        if ddp is None or self.route.reduce_every_pass:
-            return self.gradients.begin(point.index)
+    def _begin_under_ddp(self, ddp: DistributedDataParallel, point: Point) -> None:
+        """The last pass reduces the sum of all: one all-reduce a step."""
         last = point is self.points[-1]
         if not last:
             self._cleanup.enter_context(no_sync(ddp))
         self.gradients.begin(point.index, last, ddp.find_unused_parameters and not self.by_closure)
 
-    def _check_arrival(self, last: bool) -> None:
+    def _check_arrival(self) -> None:
         """A last pass without a backward() after passes with one: it is still to come, and would come too late."""
         arrivals = self.gradients.arrivals
-        if last and not self.by_closure and any(arrivals) and not arrivals[-1]:
+        if not self.by_closure and any(arrivals) and not arrivals[-1]:
             raise RuntimeError("no gradient came inside the last point: call backward() inside `with point:`")
 
     def _warn_of_writes(self) -> None:
         """Where a tensor got other memory, as an LSTM's do from flatten_parameters(), there is no telling."""
-        for (place, version), (now, latest) in zip(self._written, self.route.writes(), strict=False):
+        if self._weights is None or not self._written:
+            return
+        for (place, version), (now, latest) in zip(self._written, self._weights.writes(), strict=False):
             if place == now and version != latest:
                 warnings.warn(UNDONE, stacklevel=4)
                 return

@@ -45,10 +45,10 @@ class Rule:
     def can_split(self) -> bool:
         return False
 
-    def route(self, opt: PointOptimizer, shares: Sequence[float] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
         """Where to take the gradients of one batch, the step's number ``batch``.
 
-        ``shares`` are those of the halves of the batch where split() asks, else None.
+        Where split() asks, ``halve()`` cuts the batch in two and returns the halves' shares; else it is None.
         """
         return Route([0])
 
@@ -151,11 +151,14 @@ class PointOptimizer(Optimizer):
         if not self.rule.can_split():
             raise ValueError(self.rule.no_split)
         whole = batch[0] if len(batch) == 1 else batch
-        if self.rule.keys and self.rule.is_off(self):
-            yield from zip(self._begin(None), (whole,), strict=True)
-        else:
-            (first, first_share), (second, second_share) = halves(whole)
-            yield from zip(self._begin((first_share, second_share)), (first, second), strict=True)
+        parts = [whole]
+
+        def halve() -> Sequence[float]:
+            parts[:], shares = zip(*halves(whole), strict=True)
+            return shares
+
+        passes = self._begin(halve)
+        yield from zip(passes, parts, strict=True)
 
     def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # type: ignore[override]
         """Take the base's step with the mean gradient. With a closure, first call it at every point.
@@ -308,10 +311,14 @@ class PointOptimizer(Optimizer):
     @property
     def all_parameters(self) -> list[Tensor]:
         """All that the base updates, each once."""
-        return list({id(p): p for group in self.param_groups for p in group["params"]}.values())
+        return list({id(p): p for group in self.base.param_groups for p in group["params"]}.values())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self._refuse_inside("add_param_group()")
+        if self._passes is not None and self._passes.stage in (Stage.READY, Stage.BETWEEN):
+            raise RuntimeError(
+                "add_param_group() before the last point: the batch would go on without it; call it after"
+            )
         for i, key in enumerate(self.rule.keys):
             if i and self.param_groups:  # all but the level is the same in all groups
                 param_group[key] = self.param_groups[0][key]
@@ -338,8 +345,6 @@ class PointOptimizer(Optimizer):
         A batch that has begun is dropped, and its gradients with it.
         """
         self._refuse_inside("load_state_dict()")
-        if self._passes is not None and self._passes.stage is Stage.BETWEEN:
-            super().zero_grad()
         own = [{key: group[key] for key in self.rule.keys} for group in self.param_groups]
         state_dict = dict(state_dict)  # a hook may change it
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -349,6 +354,8 @@ class PointOptimizer(Optimizer):
         for group, mine in zip(self.param_groups, own, strict=True):
             for key, value in mine.items():
                 group.setdefault(key, value)
+        if self._passes is not None and self._passes.stage is Stage.BETWEEN:
+            super().zero_grad()
         self._forget_passes()
         self.rule.load(self, rules)
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -371,12 +378,12 @@ class PointOptimizer(Optimizer):
         self._batch = 0  # how many of this step have begun
         self._in_closure = False
 
-    def _begin(self, shares: Sequence[float] | None) -> Passes:
+    def _begin(self, halve: Callable[[], Sequence[float]] | None) -> Passes:
         """Start a batch, once it is clear that the last one has ended well."""
         last = self._passes
         if last is not None:
             self._check_ended(last)
-        route = self.rule.route(self, shares, self._batch)
+        route = self.rule.route(self, halve, self._batch)
         moving = any(route.signs)
         if self.rng == "same" and moving and random_state.capturing():
             raise RuntimeError('rng="same" puts random states back on the host, which a CUDA graph cannot hold')
@@ -414,19 +421,15 @@ class PointOptimizer(Optimizer):
             with point:
                 self._in_closure = True
                 try:
-                    point.loss = self._call(closure, point)
+                    point.loss = self._call(closure)
                 finally:
                     self._in_closure = False
                 losses.append(point.loss)
         return sum(losses[1:], losses[0]) / len(losses)
 
-    def _call(self, closure: Callable[[], Loss], point: Point) -> Loss:
+    def _call(self, closure: Callable[[], Loss]) -> Loss:
         with torch.enable_grad():
-            if point.share or point.index:
-                loss = closure()
-            else:  # gradients from before are set aside
-                with point.passes.gradients.clearing_noticed():
-                    loss = closure()
+            loss = closure()
         if loss is None:
             raise RuntimeError("the closure returned nothing: end it with `return loss`")
         if isinstance(loss, tuple | list | Mapping):
@@ -478,16 +481,21 @@ class PointOptimizer(Optimizer):
     def _levels(self) -> list[Level]:
         """The level of each parameter group, the first of the rule's keys, checked."""
         key = next(iter(self.rule.keys))
-        if not all([key in group for group in self.param_groups]):
-            raise RuntimeError(
-                f"a parameter group has no {key!r}: add groups to {type(self).__name__}, not to the optimizer inside"
-            )
-        levels = [group[key] for group in self.param_groups]
-        for level in levels:
+        levels = []
+        for group in self.base.param_groups:
+            if key not in group:
+                name = type(self).__name__
+                raise RuntimeError(
+                    f"a parameter group has no {key!r}: add groups to {name}, not to the optimizer inside"
+                )
+            level = group[key]
             check_level(level, self.rule.level_is)
-            if isinstance(level, Tensor) and level.device.type == "cpu" and random_state.capturing():
-                raise RuntimeError("a CUDA graph would hold the level as it is now: make the tensor on the GPU")
-        return [level.reshape(()) if isinstance(level, Tensor) else level for level in levels]
+            if isinstance(level, Tensor):
+                if level.device.type == "cpu" and random_state.capturing():
+                    raise RuntimeError("a CUDA graph would hold the level as it is now: make the tensor on the GPU")
+                level = level.reshape(())
+            levels.append(level)
+        return levels
 
     def _refuse_inside(self, what: str) -> None:
         if self._passes is not None and self._passes.stage is Stage.INSIDE:

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import stale
+from . import random_state, stale
 from .buckets import Bucket, Chosen, make_buckets
 from .noise import Distribution, mix
 from .parallel import part_here
-from .random_state import capturing
 
 Level = float | Tensor
 Damping = Callable[[Tensor], Tensor]
 Pieces = list[list[Tensor]]  # a list for each bucket, with one for each of its tensors
 Values = dict[Tensor, Tensor]
+Numbers = tuple[int, int, int]  # seed, step and rank, which the noise of a batch is a function of
 
 
 class MovingWeights:
@@ -39,18 +39,14 @@ class MovingWeights:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Wherever the weights are → w. Does nothing where they were never moved."""
+        """Wherever the weights are → w, and the copy is dropped. Does nothing where they are at w."""
         if self.kept:
             self.set_to(self.kept)
-
-    def release(self) -> None:
-        """Drop the copy of w."""
-        self.kept = []
+            self.kept = []
 
     def writes(self) -> list[tuple[int, int]]:
         """Address and version of every tensor while a copy is kept: what restore() will undo shows in it."""
-        tensors = [t for bucket in self.buckets if self.kept for t in bucket.locals()]
-        return [(t.data_ptr(), t._version) for t in tensors]
+        return [(t.data_ptr(), t._version) for bucket in self.buckets for t in bucket.here()] if self.kept else []
 
     def set_to(self, values: Pieces) -> None:
         """The weights become ``values``."""
@@ -92,33 +88,32 @@ class NoisyWeights(MovingWeights):
         self.damping = damping
         self.generators = {} if generators is None else generators
         self._noise: Pieces = []
-        self._draw: int | None = None  # that n is of
+        self._noise_of: tuple[Numbers, int] | None = None
 
     @torch.no_grad()
-    def move(self, sign: int, numbers: tuple[int, int, int], draw: int, levels: Sequence[Level]) -> None:
-        """w → w + sign · n; ``levels`` has one for each parameter group. w and n are held until release()."""
-        if not self.kept:
-            self.keep()
-        if self._draw != draw:
-            self._noise, self._draw = [], None
-            self._noise, self._draw = self.noise(numbers, draw, levels), draw
-        self.shift(sign)
+    def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
+        """w → w + sign · n, where ``levels`` has one for each parameter group.
 
-    @torch.no_grad()
-    def shift(self, sign: int) -> None:
-        """w → w + sign · n, from w."""
+        n is drawn unless it is there already, and stays for another move with this draw if there is one ``again``.
+        """
+        if self._noise_of != (numbers, draw):
+            self.release()
+            self._noise, self._noise_of = self.noise(numbers, draw, levels), (numbers, draw)
+        self.keep()
         for bucket, noise in zip(self.buckets, self._noise, strict=True):
             bucket.follow()
             self.each("add_" if sign > 0 else "sub_", bucket.tensors, noise)
         stale.forget()
+        if not again:
+            self.release()
 
     def release(self) -> None:
-        super().release()
-        self._noise, self._draw = [], None
+        """Drop n."""
+        self._noise, self._noise_of = [], None
 
     @torch.no_grad()
     def both(
-        self, numbers: tuple[int, int, int], levels: Sequence[Level], out: Sequence[Mapping[Tensor, Tensor]] | None
+        self, numbers: Numbers, levels: Sequence[Level], out: Sequence[Mapping[Tensor, Tensor]] | None
     ) -> tuple[Values, Values]:
         """w + n and w − n by parameter, in tensors of their own or in those of ``out``; w stays."""
         found: tuple[Values, Values] = ({}, {})
@@ -134,7 +129,7 @@ class NoisyWeights(MovingWeights):
         return found
 
     @torch.no_grad()
-    def noise(self, numbers: tuple[int, int, int], draw: int, levels: Sequence[Level]) -> Pieces:
+    def noise(self, numbers: Numbers, draw: int, levels: Sequence[Level]) -> Pieces:
         """n, drawn afresh and laid out as the tensors are."""
         found = []
         for bucket in self.buckets:
@@ -159,7 +154,7 @@ class NoisyWeights(MovingWeights):
             found += [torch.where(w > 0, n / w, torch.zeros_like(n)) for n, w in zip(noise, weight, strict=True)]
         return found
 
-    def seed(self, numbers: tuple[int, int, int], draws: int) -> None:
+    def seed(self, numbers: Numbers, draws: int) -> None:
         """Make what draws these numbers' noise, and seed it: before a CUDA graph is captured or replayed."""
         for bucket in self.buckets:
             for draw in range(draws):
@@ -172,9 +167,7 @@ class NoisyWeights(MovingWeights):
             if isinstance(generator, torch.Generator):
                 graph.register_generator_state(generator)
 
-    def _generator(
-        self, bucket: Bucket, numbers: tuple[int, int, int], draw: int, position: int, seeded: bool
-    ) -> torch.Generator:
+    def _generator(self, bucket: Bucket, numbers: Numbers, draw: int, position: int, seeded: bool) -> torch.Generator:
         key = bucket.tensors[0].device, numbers[2], draw, position
         generator = self.generators.get(key)
         if generator is None:
@@ -183,9 +176,9 @@ class NoisyWeights(MovingWeights):
             generator.manual_seed(mix(*numbers, draw, position))
         return generator
 
-    def _drawn(self, bucket: Bucket, numbers: tuple[int, int, int], draw: int) -> list[Tensor]:
+    def _drawn(self, bucket: Bucket, numbers: Numbers, draw: int) -> list[Tensor]:
         """z for each tensor, in one allocation."""
-        seeded = not capturing()
+        seeded = not random_state.capturing()
         pieces = bucket.cut(bucket.empty())
         for i, (piece, position) in enumerate(zip(pieces, bucket.positions, strict=True)):
             generator = self._generator(bucket, numbers, draw, position, seeded)
@@ -211,7 +204,7 @@ class NoisyWeights(MovingWeights):
             scales = list(torch.ones(len(bucket.tensors), dtype=bucket.wide, device=first.device).unbind())
         else:
             scales = self._norms(bucket, bucket.tensors)
-        if any(isinstance(level, Tensor) for level in levels):
+        if any([isinstance(level, Tensor) for level in levels]):
             levels = [_on_device(a, s) for a, s in zip(levels, scales, strict=True)]
         self.each("mul_", scales, levels)
         if unit == "norm":

@@ -20,7 +20,7 @@ from ..core import stale
 from ..core.buckets import Bucket, Chosen, make_buckets
 from ..core.noise import DISTRIBUTIONS, Distribution, mix
 from ..core.random_state import capturing
-from ..core.weights import Level, NoisyWeights, Values
+from ..core.weights import Level, NoisyWeights, Numbers, Values
 
 DISTRIBUTIONS_SERVED = tuple(DISTRIBUTIONS[name] for name in ("sphere", "sign", "uniform", "gaussian"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -57,26 +57,26 @@ class FusedWeights(NoisyWeights):
         self._seeds: list[Tensor] = []
 
     @torch.no_grad()
-    def move(self, sign: int, numbers: tuple[int, int, int], draw: int, levels: Sequence[Level]) -> None:
-        if self._draw != draw:
-            self._draw = None
+    def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
+        if self._noise_of != (numbers, draw):
             self._measure(numbers, draw, levels)
-            self.kept = [kernels.cut(flat) for kernels, flat in zip(self._kernels, self._flat, strict=True)]
-            self._draw = draw
-        self._shift(sign)
+        else:
+            self._flat = [kernels.copy() for kernels in self._kernels]
+        self.kept = [kernels.cut(flat) for kernels, flat in zip(self._kernels, self._flat, strict=True)]
+        self._noise_of = numbers, draw
+        self._shift(sign, draw)
+        if not again:
+            self.release()
 
     @torch.no_grad()
     def restore(self) -> None:
         if self.kept:
             self._shift(0)
-
-    def release(self) -> None:
-        super().release()
-        self._flat = []
+            self.kept, self._flat = [], []
 
     @torch.no_grad()
     def both(
-        self, numbers: tuple[int, int, int], levels: Sequence[Level], out: Sequence[Mapping[Tensor, Tensor]] | None
+        self, numbers: Numbers, levels: Sequence[Level], out: Sequence[Mapping[Tensor, Tensor]] | None
     ) -> tuple[Values, Values]:
         found: tuple[Values, Values] = ({}, {})
         self._measure(numbers, 0, levels)
@@ -93,28 +93,27 @@ class FusedWeights(NoisyWeights):
         self._flat = []
         return found
 
-    def seed(self, numbers: tuple[int, int, int], draws: int) -> None:
+    def seed(self, numbers: Numbers, draws: int) -> None:
         for bucket in self.buckets:
             self._seed_of(bucket, numbers).fill_(mix(*numbers))
 
-    def _measure(self, numbers: tuple[int, int, int], draw: int, levels: Sequence[Level]) -> None:
+    def _measure(self, numbers: Numbers, draw: int, levels: Sequence[Level]) -> None:
         """Copy w, measure it and the noise to come, and scale the noise."""
         self._seeds = [self._seed_of(bucket, numbers) for bucket in self.buckets]
         if not capturing():
             for seed in self._seeds:
                 seed.fill_(mix(*numbers))
-        flat = self._flat or [kernels.room() for kernels in self._kernels]
-        for kernels, room, seed in zip(self._kernels, flat, self._seeds, strict=True):
-            kernels.keep(room, seed, draw)
+        self._flat = []
+        for kernels, seed in zip(self._kernels, self._seeds, strict=True):
+            self._flat.append(kernels.keep(seed, draw))
             kernels.scale(levels)
-        self._flat = flat
 
-    def _shift(self, sign: int) -> None:
+    def _shift(self, sign: int, draw: int = 0) -> None:
         for kernels, flat, seed in zip(self._kernels, self._flat, self._seeds, strict=True):
-            kernels.shift(flat, sign, seed, self._draw or 0)
+            kernels.shift(flat, sign, seed, draw)
         stale.forget()
 
-    def _seed_of(self, bucket: Bucket, numbers: tuple[int, int, int]) -> Tensor:
+    def _seed_of(self, bucket: Bucket, numbers: Numbers) -> Tensor:
         """A number on the device: a CUDA graph's replay reads what was put there before it."""
         key = bucket.tensors[0].device, numbers[2]
         if key not in self.generators:
@@ -161,10 +160,19 @@ class BucketKernels:
         first = self.bucket.tensors[0]
         return torch.empty(self.size, dtype=first.dtype, device=first.device)
 
-    def keep(self, kept: Tensor, seed: Tensor, draw: int) -> None:
-        """Copy w to ``kept``, while w and the noise to come are measured."""
+    def copy(self) -> Tensor:
+        """A copy of w, all tensors in a row."""
         self._follow()
+        room = self.room()
+        torch._foreach_copy_(self.cut(room), self.bucket.tensors)
+        return room
+
+    def keep(self, seed: Tensor, draw: int) -> Tensor:
+        """A copy of w, made while w and the noise to come are measured."""
+        self._follow()
+        kept = self.room()
         self._launch(_keep, self._rows, kept, self._sums, seed, draw, self.distribution.name, self._aligned, BLOCK)
+        return kept
 
     def scale(self, levels: Sequence[Level]) -> None:
         """Make what z is multiplied with from what keep() has measured; ``levels`` has one for each group."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -80,9 +80,10 @@ class LangevinPoints(NoisePoints):
             )
         super().check(opt)
 
-    def route(self, opt: PointOptimizer, shares: Sequence[float] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
         if batch and any(p.grad is not None for p in opt.all_parameters):
             raise RuntimeError("Entropy-SGD does not accumulate: call step() and zero_grad() after each batch")
+        assert isinstance(opt, EntropySGD)
         return Langevin(opt, self, self.weights(opt))
 
     def _make_weights(self, opt: PointOptimizer, chosen: list[Chosen]) -> NoisyWeights:
@@ -94,7 +95,7 @@ class Langevin(Route):
 
     def __init__(self, opt: EntropySGD, rule: LangevinPoints, weights: NoisyWeights) -> None:
         steps = opt.inner_steps
-        super().__init__([1] * steps, [0.0] * (steps - 1) + [1.0])  # the last leaves the entropy's gradient
+        super().__init__([1] * steps, [0.0] * (steps - 1) + [1.0], weights)  # the last leaves the entropy's gradient
         self.opt, self.weights = opt, weights
         self.numbers = rule.numbers(opt)
         self.reduce_every_pass = unwrap_ddp(opt.model) is not None
@@ -104,15 +105,14 @@ class Langevin(Route):
     @torch.no_grad()
     def enter(self, index: int) -> None:
         clear(self.opt.all_parameters)
+        self.weights.keep()
         if index == 0:
-            self.weights.keep()
             self._inner = [bucket.copy() for bucket in self.weights.buckets]
             self._mean = [bucket.copy() for bucket in self.weights.buckets]
         self.weights.set_to(self._inner)
 
     @torch.no_grad()
     def leave(self, index: int) -> None:
-        self.weights.restore()
         noise = self.weights.noise(self.numbers, index, self.opt._levels())
         for bucket, *pieces in zip(self.weights.buckets, noise, self._inner, self._mean, strict=True):
             for w, p, n, x, mean in zip(bucket.tensors, bucket.parameters, *pieces, strict=True):
@@ -125,15 +125,8 @@ class Langevin(Route):
         if index == self.opt.inner_steps - 1:
             self._leave_gradient()
 
-    def restore(self) -> None:
-        self.weights.restore()
-
     def release(self) -> None:
-        self.weights.release()
         self._inner, self._mean = [], []
-
-    def writes(self) -> list[tuple[int, int]]:
-        return self.weights.writes()
 
     def _leave_gradient(self) -> None:
         """p.grad = w − μ."""

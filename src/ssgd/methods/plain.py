@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -17,8 +17,8 @@ class CleanPoints(Rule):
     def can_split(self) -> bool:
         return True
 
-    def route(self, opt: PointOptimizer, shares: Sequence[float] | None, batch: int) -> Route:
-        return Route([0]) if shares is None else Route([0, 0], shares)
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
+        return Route([0]) if halve is None else Route([0, 0], halve())
 
 
 class Plain(PointOptimizer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ..core import stale
 from ..core.buckets import Chosen, as_real
-from ..core.checks import check_chosen, check_level
+from ..core.checks import check_chosen, check_flat, check_level
 from ..core.parallel import check_model_known, local, unwrap_ddp
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer, Rule
@@ -67,6 +67,7 @@ class SteepestPoint(Rule):
         self.perturb = None if perturb is None else list(perturb)
 
     def check(self, opt: PointOptimizer) -> None:
+        check_flat(opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
         check_model_known(opt.model, opt.all_parameters)
 
@@ -76,7 +77,7 @@ class SteepestPoint(Rule):
     def selected(self, opt: PointOptimizer) -> list[Tensor]:
         return trainable(opt.all_parameters if self.perturb is None else self.perturb)
 
-    def route(self, opt: PointOptimizer, shares: Sequence[float] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
         if self.is_off(opt) or not self.selected(opt):
             return Route([0])
         group_of = {id(p): i for i, group in enumerate(opt.param_groups) for p in group["params"]}
@@ -89,7 +90,7 @@ class Climb(Route):
     """w, then w + e, where e comes from the gradient at w."""
 
     def __init__(self, weights: MovingWeights, levels: list[Level], adaptive: bool, reduce_every_pass: bool) -> None:
-        super().__init__([0, 1], [0.0, 1.0])
+        super().__init__([0, 1], [0.0, 1.0], weights)
         self.weights, self.levels, self.adaptive = weights, levels, adaptive
         self.reduce_every_pass = reduce_every_pass
         self._slopes: list[list[Tensor]] = []
@@ -103,18 +104,9 @@ class Climb(Route):
     def leave(self, index: int) -> None:
         if index == 0:
             self._slopes = [[self._slope(p) for p in bucket.parameters] for bucket in self.weights.buckets]
-        else:
-            self.restore()
-
-    def restore(self) -> None:
-        self.weights.restore()
 
     def release(self) -> None:
-        self.weights.release()
         self._slopes = []
-
-    def writes(self) -> list[tuple[int, int]]:
-        return self.weights.writes()
 
     def _climb(self) -> None:
         slopes, self._slopes = self._slopes, []
