@@ -86,6 +86,7 @@ class Task:
     level: float = 0.15
     bf16: bool = True
     has_batch_norm: bool = True
+    backend: str = "inductor"
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
         return torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext()  # type: ignore[return-value]
@@ -121,8 +122,8 @@ def images(name: str, model: str, samples: int, size: int, classes: int, **more:
 
 def tasks(device: torch.device, tiny: bool) -> list[Task]:
     if tiny:
-        small = gpt("gpt", 1, 16, 2, 4, 11, 4, bf16=False)
-        return [small, images("resnet20", "resnet20", 4, 8, 10, bf16=False)]
+        small: dict[str, Any] = {"bf16": False, "backend": "eager"}
+        return [gpt("gpt", 1, 16, 2, 4, 11, 4, **small), images("resnet20", "resnet20", 4, 8, 10, **small)]
     if device.type == "cpu":
         return [gpt("gpt", 4, 128, 4, 128, 256, 32, bf16=False)]
     return [
@@ -146,7 +147,7 @@ class Loop:
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         net = self.task.net().to(self.device)
-        self.net: Any = net if self.kind == "eager" else torch.compile(net)
+        self.net: Any = net if self.kind == "eager" else torch.compile(net, backend=self.task.backend)
         self.x, self.y = (t.to(self.device) for t in self.task.batch())
         base = self.task.base(net.parameters())
         if self.way == "sam":
@@ -240,17 +241,27 @@ def rows(task: Task, device: torch.device, repeats: int, kinds: list[str], clock
             found.append(ratio(name, seconds[way], seconds["sgd"], goal=limit))
         del loops
         gc.collect()
-        torch._dynamo.reset()
+        if kind != "eager":
+            torch._dynamo.reset()
     for way in ways_of(task):
         found += counts(Loop(task, way, "eager", device), f"own_loop_{task.name}_{way}")
     return found
 
 
+class Working(DispatchCounter):
+    """Counts operators that do work: no views, and no memory alone."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        self.calls -= views or func.name() in ("aten::empty", "aten::new_empty", "aten::detach", "aten::_unsafe_view")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 def counts(loop: Loop, name: str) -> list[Row]:
-    """Operators of a step, host time for each layer with weights, and the peak of memory beyond the weights."""
+    """Working operators of a step, host time for each layer with weights, and the peak of memory beyond the weights."""
     for _ in range(WARM_UP):
         loop.step()
-    with DispatchCounter() as counter:
+    with Working() as counter:
         loop.step()
     begun = time.perf_counter()
     loop.step()

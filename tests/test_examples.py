@@ -37,6 +37,12 @@ def test_plain_loop():
     assert accuracy > 70
 
 
+def test_one_pass():
+    options = ["--epochs", "2", "--repeated", "--batch-norm", "batch"]
+    (accuracy,) = figures("one_pass.py", options, ACCURACY)
+    assert accuracy > 60
+
+
 def test_amp_accumulation_and_ddp_give_about_the_same_alone_and_on_two_ranks():
     example = ROOT / "examples" / "amp_accumulation_ddp.py"
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -75,7 +75,7 @@ class NoisePoints(Rule):
     # --- what a rule is ---------------------------------------------------------------------------------------------
 
     def check(self, opt: PointOptimizer) -> None:
-        self._reset()
+        self._weights = self._magnitudes = None
         check_flat(opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
         if not self.selected(opt):

@@ -88,7 +88,7 @@ class NoisyWeights(MovingWeights):
         self.damping = damping
         self.generators = {} if generators is None else generators
         self._noise: Pieces = []
-        self._draw: int | None = None  # that n is of
+        self._noise_of: tuple[Numbers, int] | None = None
 
     @torch.no_grad()
     def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
@@ -96,9 +96,9 @@ class NoisyWeights(MovingWeights):
 
         n is drawn unless it is there already, and stays for another move with this draw if there is one ``again``.
         """
-        if self._draw != draw:
+        if self._noise_of != (numbers, draw):
             self.release()
-            self._noise, self._draw = self.noise(numbers, draw, levels), draw
+            self._noise, self._noise_of = self.noise(numbers, draw, levels), (numbers, draw)
         self.keep()
         for bucket, noise in zip(self.buckets, self._noise, strict=True):
             bucket.follow()
@@ -109,7 +109,7 @@ class NoisyWeights(MovingWeights):
 
     def release(self) -> None:
         """Drop n."""
-        self._noise, self._draw = [], None
+        self._noise, self._noise_of = [], None
 
     @torch.no_grad()
     def both(

@@ -58,13 +58,13 @@ class FusedWeights(NoisyWeights):
 
     @torch.no_grad()
     def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
-        if self._draw != draw:
+        if self._noise_of != (numbers, draw):
             self._measure(numbers, draw, levels)
         else:
             self._flat = [kernels.copy() for kernels in self._kernels]
         self.kept = [kernels.cut(flat) for kernels, flat in zip(self._kernels, self._flat, strict=True)]
-        self._draw = draw
-        self._shift(sign)
+        self._noise_of = numbers, draw
+        self._shift(sign, draw)
         if not again:
             self.release()
 
@@ -108,9 +108,9 @@ class FusedWeights(NoisyWeights):
             self._flat.append(kernels.keep(seed, draw))
             kernels.scale(levels)
 
-    def _shift(self, sign: int) -> None:
+    def _shift(self, sign: int, draw: int = 0) -> None:
         for kernels, flat, seed in zip(self._kernels, self._flat, self._seeds, strict=True):
-            kernels.shift(flat, sign, seed, self._draw or 0)
+            kernels.shift(flat, sign, seed, draw)
         stale.forget()
 
     def _seed_of(self, bucket: Bucket, numbers: Numbers) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LATE = "a backward() came after its block: call it inside `with opt.one_pass():`"
+
 
 class Unserved(RuntimeError):
     """Something that one_pass() cannot do rightly; ``names`` are the weights concerned, none where all are."""
@@ -63,7 +65,7 @@ def check_backward(ctx: Any, once: bool = True) -> None:
     if once and torch.is_grad_enabled():  # once_differentiable would cost a wrapper at every layer
         raise Unserved((), "a gradient of a gradient (create_graph=True) is not served: use points() or split()")
     if ctx.block is not None and not ctx.block.is_open:
-        raise Unserved((), "a backward() came after its block: call it inside `with opt.one_pass():`")
+        raise Unserved((), LATE)
 
 
 class Linear(torch.autograd.Function):
@@ -98,7 +100,7 @@ class Convolution(torch.autograd.Function):
         ctx.how = half, how
         remember(ctx, w)
         added = (bias, bias) if biases is None else biases
-        parts = ((x[:half], two[0], added[0]), (x[half:], two[1], added[1]))
+        parts = zip(torch.split(x, [half, len(x) - half]), two.unbind(), added, strict=True)
         return torch.cat([torch.convolution(part, v, b, *how) for part, v, b in parts])
 
     @staticmethod
@@ -110,9 +112,10 @@ class Convolution(torch.autograd.Function):
             mask = [which == 0, which == 1, False]
             return torch.ops.aten.convolution_backward(g, x, v, None, *how, mask)[which]
 
-        dx = None
+        dx, sizes = None, [half, len(x) - half]
         if wanted[0]:
-            dx = torch.cat([back(g[:half], x[:half], two[0], 0), back(g[half:], x[half:], two[1], 0)])
+            parts = zip(torch.split(g, sizes), torch.split(x, sizes), two.unbind(), strict=True)
+            dx = torch.cat([back(*part, 0) for part in parts])
         dw = back(g, x, two[0], 1) if wanted[1] else None
         return dx, dw, g.flatten(2).sum((0, 2)) if wanted[2] else None, None, None, None, None
 
