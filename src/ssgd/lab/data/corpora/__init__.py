@@ -10,7 +10,6 @@ from ssgd.lab.data.corpora.free import connected, fake_speech, read_an4, read_fs
 from ssgd.lab.data.corpora.lists import read_kaldi, read_manifest
 from ssgd.lab.data.corpora.wsj import MAGIC, read_sphere, read_wsj
 from ssgd.lab.data.faults import Faults, Unusable, counts
-from ssgd.lab.data.registry import SPEECH as NAMES
 from ssgd.lab.data.speech.audio import FORMATS, read_audio
 from ssgd.lab.data.speech.features import Cepstra, LogMel, SpecAugment
 from ssgd.lab.data.speech.source import SpeechSource
