@@ -55,7 +55,7 @@ STARTERS: dict[str, Callable[[], Recipe]] = {
 def experiment(name: str) -> Experiment:
     """Returns the experiment of that name."""
     if name not in EXPERIMENTS:
-        hint = did_you_mean(name, EXPERIMENTS, "") or f"use one of {', '.join(EXPERIMENTS)}"
+        hint = did_you_mean(name, EXPERIMENTS, f"use one of {', '.join(EXPERIMENTS)}")
         raise ValueError(f"no experiment called {name!r}: {hint}")
     return EXPERIMENTS[name]()
 
@@ -76,9 +76,8 @@ def get(name: str) -> Recipe:
             if cell.name == name:
                 return cell.recipe
     known = names()
-    raise ValueError(
-        f"no recipe called {name!r}: {did_you_mean(name, known, '') or f'`ssgd recipes` lists all {len(known)}'}"
-    )
+    hint = did_you_mean(name, known, f"`ssgd recipes` lists all {len(known)}")
+    raise ValueError(f"no recipe called {name!r}: {hint}")
 
 
 def names() -> list[str]:
