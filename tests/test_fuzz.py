@@ -531,7 +531,7 @@ class Fuzz(RuleBasedStateMachine):
             b.gradients[-1] = b.gradients[-1] + [cleared(g, to_none) for g in b.gradients[-1]]
         elif self.half_way:
             if any(g is not None for g in there):
-                b.changed, b.uncertain = True, b.uncertain or not b.changed
+                b.changed = b.uncertain = True
         else:
             self.may_be = [cleared(self.grads, to_none)]
 

@@ -113,7 +113,7 @@ def symmetric_excess(
         for pair in range(pairs):
             try:
                 for sign, losses in ((1, plus), (-1, minus)):
-                    weights.move(sign, (seed, pair, 0), 0, lambda: [level], again=sign > 0)
+                    weights.move(sign, (seed, pair, 0), 0, [level], again=sign > 0)
                     if sign > 0:
                         lengths.append(_length(weights))
                     losses.append(task.measure()[0])

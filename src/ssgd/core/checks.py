@@ -12,15 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+FSDP1 = (
+    "FullyShardedDataParallel keeps the weights flat, and layers cannot be told apart: use FSDP2, "
+    "torch.distributed.fsdp.fully_shard"
+)
+SECOND_ORDER = {"AdaHessian", "Adahessian", "SophiaH"}  # their backward() needs create_graph=True
 ELSEWHERE = {  # bases whose state is not their own
     "ZeroRedundancyOptimizer": "its state is in optimizers of its own, so that checkpoints would lack it; use FSDP2",
     "PostLocalSGDOptimizer": "wrap the optimizer inside it, and average the weights after step()",
 }
+AROUND = "{} is an optimizer around another: wrap the one inside it, and give it the result"
 
 
 def check_base(base: object, own_keys: Iterable[str]) -> None:
     if isinstance(base, type):
         raise TypeError(f"pass an optimizer instance, such as {base.__name__}(model.parameters(), ...), not the class")
+    held = [inside for inside in getattr(base, "__dict__", {}).values() if isinstance(inside, Optimizer)]
+    if held and not isinstance(base, Optimizer):  # as schedule-free's wrapper
+        raise TypeError(AROUND.format(type(base).__name__))
     if not isinstance(base, Optimizer):
         raise TypeError(f"the base must be a torch.optim.Optimizer, not {type(base).__name__}")
     if hasattr(base, "points"):
@@ -34,16 +43,17 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
         raise TypeError("LBFGS is not served: it evaluates its closure at points of its own; use a first-order method")
     if reason := ELSEWHERE.get(type(base).__name__):
         raise TypeError(f"{type(base).__name__} is not served: {reason}")
-    held = [inside for inside in vars(base).values() if isinstance(inside, Optimizer)]
     theirs, own = ({id(p) for one in opts for g in one.param_groups for p in g["params"]} for opts in (held, [base]))
     if isinstance(getattr(type(base), "param_groups", None), property) or theirs & own:
-        raise TypeError(
-            f"{type(base).__name__} is an optimizer around another: wrap the one inside it, and give it the result"
-        )
+        raise TypeError(AROUND.format(type(base).__name__))
     if shared := [key for key in own_keys if key in base.defaults]:  # as Adadelta has a rho
         raise TypeError(
             f"{type(base).__name__} has a setting {shared[0]!r} of its own, which would be taken for this method's "
             "level: use another base"
+        )
+    if type(base).__name__ in SECOND_ORDER:
+        raise TypeError(
+            f"{type(base).__name__} is not served: it differentiates gradients again, at weights that have moved since"
         )
     if isinstance(base, torch.optim.SparseAdam):
         raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")
@@ -52,6 +62,14 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
 def check_model(model: object) -> None:
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model must be the nn.Module that is trained, not {type(model).__name__}")
+    if model is not None and any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise TypeError(FSDP1)
+
+
+def check_flat(parameters: Iterable[Tensor]) -> None:
+    """Refuse FSDP1's parameters, by which it is known where the model is not given."""
+    if any(getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False) for p in parameters):
+        raise TypeError(FSDP1)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import random_state
 from .buckets import Chosen
-from .checks import check_chosen, check_level, check_seed
+from .checks import check_chosen, check_flat, check_level, check_seed
 from .noise import Distribution, Fill, as_distribution
 from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
 from .passes import Route, Stage
@@ -76,6 +76,7 @@ class NoisePoints(Rule):
 
     def check(self, opt: PointOptimizer) -> None:
         self._reset()
+        check_flat(opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
         if not self.selected(opt):
             raise ValueError(
@@ -208,7 +209,7 @@ class NoisePoints(Rule):
             weights.restore()
             reshard(sharded)
             if sign:
-                weights.move(sign, self.numbers(opt), 0, opt._levels, again=True)
+                weights.move(sign, self.numbers(opt), 0, opt._levels(), again=True)
             return weights
 
         try:
@@ -267,14 +268,14 @@ class NoiseRoute(Route):
     ) -> None:
         turned = rule.place.sign if rule.mirror else 1
         super().__init__([sign * turned for sign, _ in draws], shares, weights)
-        self.opt, self.weights, self.draws = opt, weights, draws
-        self.numbers = rule.numbers(opt)
+        self.weights, self.draws = weights, draws
+        self.numbers, self.levels = rule.numbers(opt), opt._levels()
 
     def enter(self, index: int) -> None:
         draw = self.draws[index]
         if draw[0]:
             again = draw[1] in [number for sign, number in self.draws[index + 1 :] if sign]
-            self.weights.move(self.signs[index], self.numbers, draw[1], self.opt._levels, again)
+            self.weights.move(self.signs[index], self.numbers, draw[1], self.levels, again)
 
     def release(self) -> None:
         self.weights.release()

@@ -133,8 +133,6 @@ class Passes:
         finally:
             if self.stage is Stage.INSIDE:  # interrupted on the threshold of a `with`
                 self.drop()
-            elif self.stage is Stage.BETWEEN:
-                self.route.release()
 
     def enter(self, point: Point) -> None:
         if self.stage is Stage.INSIDE:

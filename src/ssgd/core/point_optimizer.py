@@ -421,19 +421,15 @@ class PointOptimizer(Optimizer):
             with point:
                 self._in_closure = True
                 try:
-                    point.loss = self._call(closure, point)
+                    point.loss = self._call(closure)
                 finally:
                     self._in_closure = False
                 losses.append(point.loss)
         return sum(losses[1:], losses[0]) / len(losses)
 
-    def _call(self, closure: Callable[[], Loss], point: Point) -> Loss:
+    def _call(self, closure: Callable[[], Loss]) -> Loss:
         with torch.enable_grad():
-            if point.share or point.index:
-                loss = closure()
-            else:  # gradients from before are set aside
-                with point.passes.gradients.clearing_noticed():
-                    loss = closure()
+            loss = closure()
         if loss is None:
             raise RuntimeError("the closure returned nothing: end it with `return loss`")
         if isinstance(loss, tuple | list | Mapping):

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import stale
+from . import random_state, stale
 from .buckets import Bucket, Chosen, make_buckets
 from .noise import Distribution, mix
 from .parallel import part_here
-from .random_state import capturing
 
 Level = float | Tensor
 Damping = Callable[[Tensor], Tensor]
@@ -92,16 +91,14 @@ class NoisyWeights(MovingWeights):
         self._draw: int | None = None  # that n is of
 
     @torch.no_grad()
-    def move(
-        self, sign: int, numbers: Numbers, draw: int, levels: Callable[[], Sequence[Level]], again: bool = False
-    ) -> None:
-        """w → w + sign · n, where ``levels()`` has one for each parameter group.
+    def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
+        """w → w + sign · n, where ``levels`` has one for each parameter group.
 
         n is drawn unless it is there already, and stays for another move with this draw if there is one ``again``.
         """
         if self._draw != draw:
             self.release()
-            self._noise, self._draw = self.noise(numbers, draw, levels()), draw
+            self._noise, self._draw = self.noise(numbers, draw, levels), draw
         self.keep()
         for bucket, noise in zip(self.buckets, self._noise, strict=True):
             bucket.follow()
@@ -181,7 +178,7 @@ class NoisyWeights(MovingWeights):
 
     def _drawn(self, bucket: Bucket, numbers: Numbers, draw: int) -> list[Tensor]:
         """z for each tensor, in one allocation."""
-        seeded = not capturing()
+        seeded = not random_state.capturing()
         pieces = bucket.cut(bucket.empty())
         for i, (piece, position) in enumerate(zip(pieces, bucket.positions, strict=True)):
             generator = self._generator(bucket, numbers, draw, position, seeded)

@@ -8,7 +8,7 @@ channels_last, elements are counted as they lie in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,11 +57,9 @@ class FusedWeights(NoisyWeights):
         self._seeds: list[Tensor] = []
 
     @torch.no_grad()
-    def move(
-        self, sign: int, numbers: Numbers, draw: int, levels: Callable[[], Sequence[Level]], again: bool = False
-    ) -> None:
+    def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
         if self._draw != draw:
-            self._measure(numbers, draw, levels())
+            self._measure(numbers, draw, levels)
         else:
             self._flat = [kernels.copy() for kernels in self._kernels]
         self.kept = [kernels.cut(flat) for kernels, flat in zip(self._kernels, self._flat, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 
 from ...methods import registry
 from ..train.phases import Phase
@@ -33,9 +33,9 @@ def identity(recipe: Recipe) -> str:
     if any(method.takes_distribution() for method in methods):
         used |= {"distribution"}
     aside = ASIDE | IN_THE_SCHEDULE | ((OF_POINTS | {"per_rank", "distribution"}) - used)
-    fields = {name: value for name, value in recipe.to_json().items() if name not in aside}
-    phases = [asdict(phase) for phase in _joined([_with_level(phase) for phase in schedule.phases])]
-    decided = {**fields, "phases": phases, "warm_up": float(schedule.warm_up), "peak": schedule.peak}
+    decided = {one.name: getattr(recipe, one.name) for one in fields(recipe) if one.name not in aside}
+    phases = [vars(phase) for phase in _joined([_with_level(phase) for phase in schedule.phases])]
+    decided |= {"phases": phases, "warm_up": float(schedule.warm_up), "peak": schedule.peak}
     return json.dumps(decided, sort_keys=True)
 
 

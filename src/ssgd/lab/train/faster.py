@@ -103,15 +103,13 @@ class PairStep(Step):
         return list(torch.autograd.grad(loss, leaves, allow_unused=True)), counted
 
     def _leave_gradients(self, grads: Sequence[Sequence[Tensor | None]], shares: list[float]) -> None:
-        """p.grad as two backward passes leave it: rescaled so that each pass enters with factor one."""
+        """Leaves in p.grad what two passes leave there: each gradient times its share, added up in their order."""
         found = zip((p for p in self.model.parameters() if p.requires_grad), *grads, strict=True)
         used = [(p, pair) for p, *pair in found if any(g is not None for g in pair)]
         trained = [p for p, _ in used]
         total, second = ([laid_out_as(p, pair[i]) for p, pair in used] for i in (0, 1))
-        if shares[0] != shares[1]:
-            torch._foreach_mul_(total, shares[0] / shares[1])
-        torch._foreach_add_(total, second)
-        torch._foreach_mul_(total, shares[1])
+        torch._foreach_mul_(total, shares[0])
+        torch._foreach_add_(total, second, alpha=shares[1])
         for p, gradient in zip(trained, total, strict=True):
             p.grad = gradient
 

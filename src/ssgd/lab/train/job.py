@@ -255,6 +255,7 @@ class Job:
             "mode": "split" if method.halves else method.fixed.get("mode", "both"),
             "level": recipe.level,
             "distribution": _distribution(run),
+            "noise_stream": run.noise_stream,
             "phases": recipe.phases,
             "weight_decay": recipe.weight_decay,
             "devices": recipe.devices,

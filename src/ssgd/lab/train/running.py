@@ -89,6 +89,7 @@ class Run:
         self.objective = compiled_for(device, plain) if self.compiled else plain
         self.lr: Tensor | float = torch.tensor(recipe.lr[0], device=device) if on_gpu else recipe.lr[0]
         self.opt: PointOptimizer | None = None
+        self._noise_stream: str | None = None
         self.test_graph: GraphOf | None = None
         self._step: Step | GraphSteps | None = None
         self._rate: float | None = None  # the number that the tensor lr holds
@@ -298,12 +299,19 @@ class Run:
         self.method = registry.get(self.phase.method)
         with self.on_stream():  # methods copy weights, which a step may still be changing
             options = base_options(self.recipe, self.device, self.sharded)
+            self._noise_stream = self.noise_stream
             base = build_base(self.recipe, self.net, self.lr, options) if self.opt is None else self.opt.release()
             self.opt = build_method(self.recipe, self.seed, self.phase_index, base, self.model, self.net)
             if self.recipe.per_rank is not False:
                 self.opt.as_ranks(self.devices_here)
             self._eager = self._make_step()
         self._step = None if self.graph else self._eager
+
+    @property
+    def noise_stream(self) -> str | None:
+        """The random stream of this phase's noise, else of the last one's that had noise: torch or philox."""
+        state = {} if self.opt is None else self.opt.rule.state(self.opt)
+        return state.get("noise_stream") or self._noise_stream
 
     def _make_step(self) -> Step:
         assert self.opt is not None
