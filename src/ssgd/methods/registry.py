@@ -257,9 +257,12 @@ _methods = [
 METHODS: dict[str, Method] = {method.name: method for method in _methods}
 
 
+ELSEWHERE = {"s-sgd": "both", "ssgd": "both", "sgd": "base", "adam": "base"}  # names that one would try
+
+
 def get(name: str) -> Method:
     """The method of that name."""
     if name not in METHODS:
-        names = ", ".join(METHODS)
-        raise ValueError(f"no method called {name!r}: {did_you_mean(name, METHODS, f'use one of {names}')}")
+        hint = did_you_mean(name, METHODS, f"use one of {', '.join(METHODS)}", ELSEWHERE)
+        raise ValueError(f"no method called {name!r}: {hint}")
     return METHODS[name]
