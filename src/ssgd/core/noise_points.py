@@ -78,7 +78,8 @@ class NoisePoints(Rule):
         self._weights = self._magnitudes = None
         check_flat(opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
-        if not self.selected(opt):
+        off = not any(isinstance(level, Tensor) or level > 0 for level in opt._levels())
+        if not off and not self.selected(opt):
             raise ValueError(
                 "nothing to perturb: no trainable tensor of two or more dimensions was found; "
                 "choose some with perturb=select(model, ...)"
