@@ -49,7 +49,7 @@ class Bucket:
         return self.parameters if self.sharding is None else [local(p) for p in self.parameters]
 
     def follow(self) -> bool:
-        """Alias anew what has got other memory, as an LSTM's flatten_parameters() does; whether there was any."""
+        """Alias again what has got other memory, as an LSTM's weights do; say whether there was any."""
         parameters = self.parameters if self.sharding is None else self.here()
         addresses = [p.data_ptr() for p in parameters]
         if addresses == self.addresses:

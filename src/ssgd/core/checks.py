@@ -140,7 +140,7 @@ def check_closure(closure: Any, name: str) -> None:
 
 
 def _overrides(module: object, hook: str) -> bool:
-    """Whether a class defines a hook anew that one further up, Lightning's, defines."""
+    """Say whether a class overrides a hook that one further up, Lightning's, defines."""
     return sum(hook in vars(kind) for kind in type(module).__mro__) > 1
 
 

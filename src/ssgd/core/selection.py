@@ -86,7 +86,7 @@ def magnitudes(parameters: Sequence[Tensor], model: nn.Module | None = None) -> 
 
 
 def _magnitudes_of(module: nn.Module) -> list[Tensor]:
-    """Those of the module itself: of torch's parametrisation, or of the older weight_norm()."""
+    """Return the magnitudes of this module: of torch's parametrisation, or of the older weight_norm()."""
     if isinstance(module, parametrize.ParametrizationList):
         is_weight_norm = type(module[0]).__name__ == "_WeightNorm"
         return [p for name, p in module.named_parameters(recurse=False) if is_weight_norm and name == "original0"]

@@ -48,7 +48,7 @@ class NoisyWeights(MovingWeights):
 
     @torch.no_grad()
     def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
-        """w → w + sign · n, where ``levels`` has one for each parameter group.
+        """Move the weights from w to w + sign · n; ``levels`` has one for each parameter group.
 
         n is drawn unless it is there already, and stays for another move with this draw if there is one ``again``.
         """
@@ -71,7 +71,7 @@ class NoisyWeights(MovingWeights):
     def both(
         self, numbers: Numbers, levels: Sequence[Level], out: Sequence[Mapping[Tensor, Tensor]] | None
     ) -> tuple[Values, Values]:
-        """w + n and w − n by parameter, in tensors of their own or in those of ``out``; w stays."""
+        """Return w + n and w − n by parameter, in tensors of their own or in those of ``out``; w stays."""
         found: tuple[Values, Values] = ({}, {})
         for bucket, noise in zip(self.buckets, self.noise(numbers, 0, levels), strict=True):
             for i, op in enumerate(("add_", "sub_")):
@@ -86,7 +86,7 @@ class NoisyWeights(MovingWeights):
 
     @torch.no_grad()
     def noise(self, numbers: Numbers, draw: int, levels: Sequence[Level]) -> Pieces:
-        """n, drawn afresh and laid out as the tensors are."""
+        """Return n, drawn afresh and laid out as the tensors are."""
         found = []
         for bucket in self.buckets:
             drawn = self._drawn(bucket, numbers, draw)
@@ -102,7 +102,7 @@ class NoisyWeights(MovingWeights):
 
     @torch.no_grad()
     def ratios(self) -> list[Tensor]:
-        """‖n‖ / ‖w‖ as realised, for each tensor; 0 where the weights are at w."""
+        """Return ‖n‖ / ‖w‖ as realised, for each tensor; 0 where the weights are at w."""
         found = []
         for bucket, kept in zip(self.buckets, self.kept or [bucket.tensors for bucket in self.buckets], strict=True):
             noise = self._norms(bucket, [t - k for t, k in zip(bucket.tensors, kept, strict=True)])
@@ -133,7 +133,7 @@ class NoisyWeights(MovingWeights):
         return generator
 
     def _drawn(self, bucket: Bucket, numbers: Numbers, draw: int) -> list[Tensor]:
-        """z for each tensor, in one allocation."""
+        """Return z for each tensor, in one allocation."""
         seeded = not random_state.capturing()
         pieces = bucket.cut(bucket.empty())
         for i, (piece, position) in enumerate(zip(pieces, bucket.positions, strict=True)):
@@ -151,7 +151,7 @@ class NoisyWeights(MovingWeights):
         return pieces
 
     def _scales(self, bucket: Bucket, drawn: list[Tensor], levels: list[Level]) -> list[Tensor]:
-        """What the drawn tensors must be multiplied with. A layer of zeros gets zero noise."""
+        """Return the factor of each drawn tensor. A layer of zeros gets zero noise."""
         unit = self.distribution.unit
         if unit == "filter":
             scales = [_filter_norms(bucket, t) for t in bucket.tensors]
