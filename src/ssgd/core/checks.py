@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -27,7 +28,9 @@ AROUND = "{} is an optimizer around another: wrap the one inside it, and give it
 def check_base(base: object, own_keys: Iterable[str]) -> None:
     if isinstance(base, type):
         raise TypeError(f"pass an optimizer instance, such as {base.__name__}(model.parameters(), ...), not the class")
-    held = [inside for inside in getattr(base, "__dict__", {}).values() if isinstance(inside, Optimizer)]
+    attributes = getattr(base, "__dict__", {}).values()
+    parts = [part for value in attributes for part in (value if isinstance(value, list | tuple) else [value])]
+    held = [part for part in parts if isinstance(part, Optimizer)]
     if held and not isinstance(base, Optimizer):  # as schedule-free's wrapper
         raise TypeError(AROUND.format(type(base).__name__))
     if not isinstance(base, Optimizer):
@@ -46,6 +49,9 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
     theirs, own = ({id(p) for one in opts for g in one.param_groups for p in g["params"]} for opts in (held, [base]))
     if isinstance(getattr(type(base), "param_groups", None), property) or theirs & own:
         raise TypeError(AROUND.format(type(base).__name__))
+    needed = inspect.signature(base.step).parameters.get("closure")
+    if needed is not None and needed.default is inspect.Parameter.empty:
+        raise TypeError(f"{type(base).__name__} is not served: its step() needs a closure, and is called without one")
     if shared := [key for key in own_keys if key in base.defaults]:  # as Adadelta has a rho
         raise TypeError(
             f"{type(base).__name__} has a setting {shared[0]!r} of its own, which would be taken for this method's "
@@ -134,7 +140,7 @@ def check_closure(closure: Any, name: str) -> None:
 
 
 def _overrides(module: object, hook: str) -> bool:
-    """Whether a class defines a hook anew that one further up, Lightning's, defines."""
+    """Say whether a class overrides a hook that one further up, Lightning's, defines."""
     return sum(hook in vars(kind) for kind in type(module).__mro__) > 1
 
 

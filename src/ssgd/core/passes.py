@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from . import random_state
 from .batchnorm import RunningStatistics
+from .buckets import MovingWeights
 from .gradients import MeanGradient, clear
 from .parallel import no_sync, reduce_gradients, reshard, sharded_modules, unwrap_ddp
-from .weights import MovingWeights
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
