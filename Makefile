@@ -66,6 +66,14 @@ $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PY) scripts/check_torch.py
 	@touch $@
 
+# Pins that still fit stay; LOCK=--upgrade takes the newest of all but torch, which is one for every Python: TORCH=2.14.1.
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+.PHONY: lock
+lock:
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check uv
+	printf '%s\n' torch==$(TORCH) $(ALONE) | $(VENV)/bin/uv pip compile -q pyproject.toml - --extra dev --universal --python-version 3.10 --no-annotate --custom-compile-command "make lock" $(LOCK) --output-file constraints.txt
+
 $(VENV)/.%: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PIP) -e '.[$*]'
 	$(PY) scripts/check_torch.py

@@ -31,18 +31,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from measure import Row, report, spread
-from ssgd.analysis.geometry import Directions, Plane
-from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.journal import read
-from ssgd.analysis.precision import full_precision
-from ssgd.analysis.spectrum import spectrum
-from ssgd.analysis.surface import Surface, evaluate
-from ssgd.analysis.task import Task, evaluating
+from ssgd.analysis import Directions, Hessian, Plane, Surface, Task, evaluate, spectrum
+from ssgd.analysis.acceleration import full_precision
+from ssgd.analysis.results import read_journal
+from ssgd.analysis.task import evaluating
 from ssgd.lab import models
 from ssgd.lab.data.cifar import cifar
-from ssgd.lab.data.fake import fake_images
-from ssgd.lab.data.images import ImageSet
-from ssgd.lab.data.on_device import DeviceImages
+from ssgd.lab.data.images import DeviceImages, ImageSet, fake_images
 
 Batches = list[tuple[Tensor, Tensor]]
 FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
@@ -376,7 +371,7 @@ class Look:
             surface = evaluate(
                 self.plane, {"train": self.task}, self.plane.grid(points), out=out, progress=False, **self.how
             )
-            rows = read(out)[1]
+            rows = read_journal(out)[1]
         seconds = [rows[index]["seconds"] for index in sorted(rows)]
         return surface, statistics.mean(seconds[1:] or seconds)
 

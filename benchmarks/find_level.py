@@ -23,8 +23,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from measure import Row, report
 from ssgd import SSGD
-from ssgd.analysis.level import find_level
-from ssgd.analysis.task import Task
+from ssgd.analysis import Task, find_level
 from ssgd.lab import models
 from ssgd.lab.data.digits import DigitSplit, digits
 

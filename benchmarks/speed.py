@@ -27,8 +27,7 @@ import torch.nn.functional as F
 from limits import copy_rate, limit, product_rate
 from measure import Row, ratio, report, spread
 from ssgd.lab import models
-from ssgd.lab.data.images import ImageSet
-from ssgd.lab.data.on_device import DeviceImages
+from ssgd.lab.data.images import DeviceImages, ImageSet
 from ssgd.lab.train import classify
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.execution import Execution, set_up, settled

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ssgd.integrations.lightning import SymmetricNoise
 from ssgd.lab.data import digit_images
 from ssgd.lab.data.cifar import FOLDERS, cifar
-from ssgd.lab.data.where import data_folder
+from ssgd.lab.data.download import data_folder
 from ssgd.lab.models import build
 
 

@@ -14,7 +14,7 @@ def quiet(tmp_path):
 @pytest.fixture(scope="module")
 def plane():
     """The plane through three solutions of the surfaces' net."""
-    from ssgd.analysis.geometry import Plane
+    from ssgd.analysis import Plane
 
     from .surface_problems import net, solution
 

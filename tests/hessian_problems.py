@@ -1,11 +1,14 @@
 """Nets and losses whose Hessians the tests know, and exact Hessians to compare with."""
 
+import warnings
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, hessian
 
-from ssgd.analysis.task import Task
+from ssgd.analysis import Task
 
 from .problems import mlp, vectors
 
@@ -52,6 +55,17 @@ def exact(task, data, tensors=None):
         return task.loss(lambda *inputs: functional_call(task.model, values, inputs, tie_weights=False), data)
 
     return hessian(loss)(torch.cat([p.detach().reshape(-1) for p in tensors]))
+
+
+def curvlinops_hessian(task):
+    """The same matrix by another library."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        curvlinops = pytest.importorskip("curvlinops", reason="the oracle curvlinops-for-pytorch is not installed")
+        parameters = list(task.model.parameters())
+        return curvlinops.HessianLinearOperator(
+            task.model, nn.CrossEntropyLoss(), parameters, task.batches, check_deterministic=False
+        )
 
 
 def some(size, count=3, dtype=torch.float64):

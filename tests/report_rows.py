@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ssgd.analysis import results
-from ssgd.analysis.spectrum import Spectrum
-from ssgd.analysis.surface import Surface
+from ssgd.analysis import Spectrum, Surface, results
 from ssgd.lab.recipes import get
 from ssgd.lab.recipes.beyond import LABELS, labels
 from ssgd.lab.report import write

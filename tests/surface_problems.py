@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ssgd.analysis.task import Task
+from ssgd.analysis import Task
 
 
 def net(seed=0):

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from ssgd.lab.data import load
-from ssgd.lab.data.resize import cut
+from ssgd.lab.data.augment import cut
 from ssgd.lab.data.speech.ctc import ctc_loss
 from ssgd.lab.models import build
 from ssgd.lab.recipes import get

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ssgd.lab.data import ImageSet, digit_images, digits
-from ssgd.lab.data.fake import fake_images
+from ssgd.lab.data.images import fake_images
 
 
 def numbered(train: int = 10, test: int = 4) -> ImageSet:

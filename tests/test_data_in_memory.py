@@ -1,18 +1,19 @@
 """Image folders kept in memory: the images of those that are read while the training runs."""
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from ssgd.lab.data import in_memory
-from ssgd.lab.data.folder import STD, Folder
-from ssgd.lab.data.in_memory import FolderInMemory, fits
-from ssgd.lab.data.resize import cut
+from ssgd.lab.data import folder
+from ssgd.lab.data.augment import cut
+from ssgd.lab.data.folder import STD, Folder, fits
 
 from .test_data_folder import all_of, picture
 
+InMemory = partial(Folder, in_memory=True)
 ONE_BYTE = 1.01 / 255 / min(STD)
 Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 
@@ -43,7 +44,7 @@ def test_parts_are_scaled_as_pillow_scales_them(size):
 
 @pytest.mark.parametrize("augment", [True, False])
 def test_they_are_the_images_of_the_folder(root, augment):
-    kept, read = (kind(root, 9, 0, augment=augment, train_limit=10) for kind in (FolderInMemory, Folder))
+    kept, read = (kind(root, 9, 0, augment=augment, train_limit=10) for kind in (InMemory, Folder))
     for seed, number in ((0, 0), (0, 1), (5, 0)):
         for step, rank in ((1, 0), (0, 0), (0, 1)):
             mine, theirs = (source.epoch(seed, number).batch(step, 4, rank, 2) for source in (kept, read))
@@ -58,7 +59,7 @@ def test_they_are_the_images_of_the_folder(root, augment):
 
 @pytest.mark.parametrize("augment", [True, False])
 def test_fewer_of_them_are_those_of_the_folder_too(root, augment):
-    kinds = (FolderInMemory, Folder)
+    kinds = (InMemory, Folder)
     wholes = [kind(root, 9, 0, augment=augment) for kind in kinds]
     for whole in wholes:
         whole.epoch(0, 0).batch(0, 4)  # kept, and not another's
@@ -73,7 +74,7 @@ def test_fewer_of_them_are_those_of_the_folder_too(root, augment):
 
 
 def test_a_batch_is_made_once_for_all_that_are_at_it(root):
-    source = FolderInMemory(root, 9, 0)
+    source = InMemory(root, 9, 0)
     assert source.epoch(0, 0).batch(1, 4)[0] is source.epoch(0, 0).batch(1, 4)[0]
 
 
@@ -81,31 +82,31 @@ def test_what_does_not_decode_is_named_or_left_out(root):
     file = root / "train" / "a" / "04.png"
     file.write_bytes(file.read_bytes()[:-30])
     with pytest.raises(ValueError, match=r"04\.png: it cannot be read as an image \(.*\): replace it or delete it"):
-        FolderInMemory(root, 9, 0)
-    source = FolderInMemory(root, 9, 0, bad="skip")
+        InMemory(root, 9, 0)
+    source = InMemory(root, 9, 0, bad="skip")
     assert source.steps(1) == 11 and [(one.place, one.kind) for one in source.skipped] == [
         (str(file), "undecodable image")
     ]
     for other in (root / "val").rglob("*.png"):
         other.write_text("no image at all")
     with pytest.raises(ValueError, match=r"none of 5 images can be read: .*val/a/0\.png is the first"):
-        FolderInMemory(root, 9, 0, bad="skip")
+        InMemory(root, 9, 0, bad="skip")
     (root / "val.txt").write_text("0.png c\n")
     with pytest.raises(ValueError, match=r"val\.txt names no image of a class in .*train: write a file and its class"):
-        FolderInMemory(root, 9, 0, bad="skip")
+        InMemory(root, 9, 0, bad="skip")
 
 
 def test_an_image_of_too_many_pixels_is_named(root, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert fits(root, 9)
     with pytest.raises(ValueError, match=r"00\.png: it cannot be read as an image \(.*decompression bomb"):
-        FolderInMemory(root, 9, 0)
+        InMemory(root, 9, 0)
 
 
 def test_only_what_fits_is_kept(root, monkeypatch):
     assert fits(root, 9)
-    monkeypatch.setattr(in_memory, "LIMIT", 17 * 3 * 9 * 9)
+    monkeypatch.setattr(folder, "MEMORY", 17 * 3 * 9 * 9)
     assert not fits(root, 9)  # the cut images alone fit, the whole ones do not
     picture(root / "train" / "a" / "99.png", 99)
-    monkeypatch.setattr(in_memory, "_size", None)
+    monkeypatch.setattr(folder, "dimensions", None)
     assert not fits(root, 9)  # too many by their number, and none of them is opened

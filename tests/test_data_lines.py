@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssgd.lab.data.lines import utf8_lines
+from ssgd.lab.data.faults import utf8_lines
 
 
 def test_every_line_with_its_place_and_without_its_end(tmp_path):

@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssgd.lab.data import ImageSet, digit_images, held, on_device
+from ssgd.lab.data import ImageSet, digit_images
+from ssgd.lab.data import batches as batch_arithmetic
+from ssgd.lab.data import images as image_sets
 from ssgd.lab.data.augment import augmented, mean_and_std, normal_table
-from ssgd.lab.data.fake import fake_images
-from ssgd.lab.data.on_device import DeviceImages
+from ssgd.lab.data.images import DeviceImages, fake_images
 
 
 def small(count: int = 70, flip: bool = True) -> ImageSet:
@@ -93,7 +94,7 @@ def test_the_order_is_the_same_with_and_without_augmentation() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_ranks_blocks_and_where_one_starts_change_nothing(block: int, ranks: int, monkeypatch) -> None:
     plain = [DeviceImages(small()).epoch(0, 1).batch(step, 10) for step in range(7)]
-    monkeypatch.setitem(on_device.BLOCKS, "cpu", block)
+    monkeypatch.setitem(image_sets.BLOCKS, "cpu", block)
     for first in (0, 2, 6):
         epochs = [DeviceImages(small()).epoch(0, 1) for _ in range(ranks)]
         for step in range(first, 7):
@@ -149,11 +150,11 @@ def test_trainings_with_one_seed_share_their_images() -> None:
 def test_few_epochs_are_kept() -> None:
     source = DeviceImages(small())
     first = source.epoch(0, 0)
-    for seed in range(1, held.KEPT):
+    for seed in range(1, batch_arithmetic.KEPT):
         source.epoch(seed, 0)
     assert source.epoch(0, 0) is first
     source.epoch(99, 0)
-    assert len(source._epochs) == held.KEPT and source.epoch(0, 0) is first
+    assert len(source._epochs) == batch_arithmetic.KEPT and source.epoch(0, 0) is first
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

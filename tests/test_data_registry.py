@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from ssgd.lab.data import NAMES, Source, load, registry
-from ssgd.lab.data.fake import fake_images
-from ssgd.lab.data.on_device import DeviceImages
-from ssgd.lab.data.speech import NAMES as SPEECH
+from ssgd.lab.data.corpora import NAMES as SPEECH
+from ssgd.lab.data.images import DeviceImages, fake_images
 
 
 def count(batches) -> int:

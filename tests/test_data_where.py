@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from ssgd.lab.data.where import data_folder
+from ssgd.lab.data.download import data_folder
 
 
 def test_the_folder_given_comes_before_the_environment_and_that_before_the_cache(monkeypatch) -> None:

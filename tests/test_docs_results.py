@@ -10,8 +10,7 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 
-from ssgd.analysis.results import load
-from ssgd.analysis.spectrum import Spectrum
+from ssgd.analysis import Spectrum, load
 from ssgd.cli.reproduce import add_arguments
 from ssgd.lab import reproduce
 from ssgd.lab.recipes import get

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from ssgd.analysis.geometry import Directions, Line, Plane
+from ssgd.analysis import Directions, Line, Plane
 
 
 def net(seed=0, dtype=torch.float64):

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import hessian
 
-from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.task import Task
+from ssgd.analysis import Hessian, Task
 
 from .hessian_problems import apart, cross_entropy, some, task_of
 from .problems import mlp, vectors

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.task import Task
+from ssgd.analysis import Hessian, Task
 from ssgd.lab import models
 
 from .hessian_problems import cross_entropy, images_of, some, task_of

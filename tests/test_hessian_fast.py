@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssgd.analysis.hessian import Hessian
+from ssgd.analysis import Hessian
 
 from .hessian_problems import apart, some, task_of
 

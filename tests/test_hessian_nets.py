@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ssgd import select
-from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.task import Task
+from ssgd.analysis import Hessian, Task
 from ssgd.lab import models
 
 from .hessian_problems import apart, cross_entropy, images_of, some

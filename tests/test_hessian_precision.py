@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.spectrum import spectrum
-from ssgd.analysis.task import Task, evaluating
+from ssgd.analysis import FromProducts, Hessian, Task, spectrum, top_eigenvalues
+from ssgd.analysis.task import evaluating
+from ssgd.core.versions import precision_settings
 
 from .hessian_problems import apart, cross_entropy, exact, some, task_of
 
@@ -50,24 +50,34 @@ def test_the_two_points(dtype, precision, eps, weight, reach):
     assert not (seen[0] - seen[1])[1:].any()
 
 
-def test_single_precision_is_not_rounded_further():
-    conv = torch.backends.cudnn.conv
-    before, seen = conv.fp32_precision, []
+def precisions():
+    return {torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision}
+
+
+@pytest.mark.skipif(not precision_settings(), reason="before torch 2.9 there are the older settings alone")
+@pytest.mark.parametrize("source", ["task", "products"])
+def test_single_precision_is_not_rounded_further(source):
+    conv, seen = torch.backends.cudnn.conv, []
+    before = conv.fp32_precision
 
     def loss(m, batch):
-        seen.append({torch.backends.cuda.matmul.fp32_precision, conv.fp32_precision})
+        seen.append(precisions())
         return cross_entropy(m, batch)
 
     task, _ = task_of("mlp")
     try:
         conv.fp32_precision = "tf32"
-        Hessian(Task(task.model, loss, task.batches)).matvec(torch.ones(75))
-        assert seen and all(precisions == {"ieee"} for precisions in seen)
+        if source == "task":
+            Hessian(Task(task.model, loss, task.batches)).matvec(torch.ones(75))
+        else:
+            top_eigenvalues(FromProducts(lambda v: seen.append(precisions()) or v, 5))
+        assert seen and all(found == {"ieee"} for found in seen)
         assert conv.fp32_precision == "tf32"
     finally:
         conv.fp32_precision = before
 
 
+@pytest.mark.skipif(not precision_settings(), reason="before torch 2.9 there are the older settings alone")
 def test_tf32_where_it_is_asked_for():
     """By torch's newer settings and its older ones, which torch.compile reads and which may not contradict them."""
     settings = lambda: (  # noqa: E731

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.task import Task
+from ssgd.analysis import Hessian, Task
 
 from .hessian_problems import cross_entropy, task_of
 from .problems import mlp, vectors

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.task import Task
+from ssgd.analysis import Hessian, Task
 
 from .hessian_problems import convnet, cross_entropy, images, some, task_of
 from .problems import same

@@ -11,10 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ssgd import select
-from ssgd.analysis.level import LevelCurve, find_level
-from ssgd.analysis.results import load, save
-from ssgd.analysis.sharpness import symmetric_excess
-from ssgd.analysis.task import Task
+from ssgd.analysis import LevelCurve, Task, find_level, load, save, symmetric_excess
 from ssgd.lab.data.digits import digits
 from tests.problems import convnet, images, mlp, vectors, weights
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ssgd.lab.models import MODELS, build, cifar_resnet, imagenet_resnet, vgg, wide_resnet
-from ssgd.lab.models.wide_resnet import PreActivated
+from ssgd.lab.models.resnet import PreActivated
 
 COUNTS = {  # 10 classes and three channels, but 1,000 classes for ImageNet and one channel for the digits
     "resnet20": 269_722,

@@ -1,8 +1,6 @@
 """Pictures hold what their results hold."""
 
 import builtins
-import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from ssgd.analysis.pictures import draw_line, draw_plane, draw_spectrum, spread_levels
-from ssgd.analysis.spectrum import spectrum
-from ssgd.analysis.surface import Surface
-from ssgd.analysis.task import Task
-from ssgd.analysis.turning import turning_surface
+from ssgd.analysis import Surface, Task, draw_line, draw_plane, draw_spectrum, spectrum
+from ssgd.analysis.pictures import spread_levels
 
 pytest.importorskip("matplotlib")
 
@@ -156,43 +151,24 @@ def test_pictures_as_files(tmp_path, kind, start):
         assert content.startswith(start) and len(content) > 3000
 
 
-def test_a_surface_to_turn(tmp_path):
-    surface = plane()
-    go = pytest.importorskip("plotly.graph_objects")
-    figure = turning_surface(surface, path=tmp_path / "plane.html")
-    sheet, *marks = figure.data
-    assert isinstance(sheet, go.Surface)
-    np.testing.assert_array_equal(sheet.z, surface.losses[0].T)
-    assert [mark.text[0] for mark in marks] == surface.names
-    assert [(m.x[0], m.y[0], m.z[0]) for m in marks] == [(0, 0, 0.1), (2, 0, 4.1), (1, 1.5, 3.35)]
-    assert figure.layout.scene.zaxis.type == "log"
-    assert turning_surface(surface, what="error").layout.scene.zaxis.type == "linear"  # an error may be 0
-    page = (tmp_path / "plane.html").read_text()
-    assert "S-SGD" in page and len(page) > 1_000_000 and not re.search(r"<script[^>]+src=", page)
-    assert json.loads(figure.to_json())["layout"]["title"]["text"] == "train loss"
-
-
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
 def test_bad_choices(tmp_path):
     with pytest.raises(ValueError, match=r"two coordinates: draw it with draw_plane"):
         draw_line(plane())
-    for draw in (draw_plane, turning_surface):
-        with pytest.raises(ValueError, match=r"one coordinate: draw it with draw_line"):
-            draw(line())
-        with pytest.raises(ValueError, match="of must be one of 'train', 'test', not 'valid'"):
-            draw(plane(), "valid")
-        with pytest.raises(ValueError, match="what must be one of 'loss', 'error'"):
-            draw(plane(), what="accuracy")
-        with pytest.raises(ValueError, match="there is no error of 'train' to draw"):
-            draw(replace(plane(), errors=np.full((2, 9, 7), np.nan)), what="error")
-        with pytest.raises(ValueError, match="two points or more on each axis"):
-            draw(replace(plane(), x=np.zeros(1), losses=plane().losses[:, :1]))
+    with pytest.raises(ValueError, match=r"one coordinate: draw it with draw_line"):
+        draw_plane(line())
+    with pytest.raises(ValueError, match="of must be one of 'train', 'test', not 'valid'"):
+        draw_plane(plane(), "valid")
+    with pytest.raises(ValueError, match="what must be one of 'loss', 'error'"):
+        draw_plane(plane(), what="accuracy")
+    with pytest.raises(ValueError, match="there is no error of 'train' to draw"):
+        draw_plane(replace(plane(), errors=np.full((2, 9, 7), np.nan)), what="error")
+    with pytest.raises(ValueError, match="two points or more on each axis"):
+        draw_plane(replace(plane(), x=np.zeros(1), losses=plane().losses[:, :1]))
     with pytest.raises(ValueError, match=r"a picture can be \.png, \.pdf or \.svg, not '.*plane\.jpg'"):
         draw_plane(plane(), path=tmp_path / "plane.jpg")
-    with pytest.raises(ValueError, match=r"is an \.html page, not"):
-        turning_surface(plane(), path=tmp_path / "plane.png")
     assert not list(tmp_path.iterdir())
 
 
@@ -200,12 +176,10 @@ def test_what_is_not_installed_is_named(monkeypatch):
     real = builtins.__import__
 
     def without(name, *rest):
-        if name.partition(".")[0] in ("matplotlib", "plotly"):
+        if name.partition(".")[0] == "matplotlib":
             raise ImportError(name)
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         draw_line(line())
-    with pytest.raises(ImportError, match="pip install plotly"):
-        turning_surface(plane())

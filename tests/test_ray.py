@@ -22,7 +22,7 @@ import os
 import signal
 from pathlib import Path
 
-from ssgd.lab.models.small import small_cnn
+from ssgd.lab.models import small_cnn
 
 
 def make(classes):

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ssgd.analysis import Spectrum, Surface
 from ssgd.analysis import results as analysis
-from ssgd.analysis.spectrum import Spectrum
-from ssgd.analysis.surface import Surface
 from ssgd.cli.main import main
 from ssgd.lab.recipes import RECIPES, beyond, get, price, table2
 from ssgd.lab.reproduce import EXPERIMENTS, SCALES, Experiment, Results, carry_out, plan, wording

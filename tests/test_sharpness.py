@@ -13,9 +13,8 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from ssgd import SSGD, select
-from ssgd.analysis.results import load, save
-from ssgd.analysis.sharpness import Excess, SamSharpness, Sharpness, keskar, sam_sharpness, symmetric_excess
-from ssgd.analysis.task import Task, samples
+from ssgd.analysis import Excess, SamSharpness, Sharpness, Task, keskar, load, sam_sharpness, save, symmetric_excess
+from ssgd.analysis.task import samples
 from ssgd.methods.sam import SAM
 from tests.problems import convnet, images, mlp, vectors, weights
 

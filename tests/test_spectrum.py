@@ -1,6 +1,5 @@
 """Lanczos, eigenvalue densities, eigenvalues at the ends and traces, against matrices whose spectrum is known."""
 
-import warnings
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,16 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ssgd.analysis.eigenvalues import Eigenvalues, _Krylov, top_eigenvalues
-from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.lanczos import lanczos_together
-from ssgd.analysis.results import load, save
-from ssgd.analysis.spectrum import Spectrum, spectrum
-from ssgd.analysis.symmetric import Given, watched
-from ssgd.analysis.task import Task, evaluating
-from ssgd.analysis.trace import Trace, trace
+from ssgd.analysis import (
+    Eigenvalues,
+    FromProducts,
+    Hessian,
+    Spectrum,
+    Task,
+    Trace,
+    load,
+    save,
+    spectrum,
+    top_eigenvalues,
+    trace,
+)
+from ssgd.analysis.symmetric import KrylovBasis, counted, lanczos_together
+from ssgd.analysis.task import evaluating
 
-from .hessian_problems import exact, task_of
+from .hessian_problems import curvlinops_hessian, exact, task_of
 
 
 def rotated(eigenvalues, seed=0):
@@ -32,7 +38,7 @@ def rotated(eigenvalues, seed=0):
 
 
 def given(matrix):
-    return Given(matrix.mv, len(matrix), matrix.dtype)
+    return FromProducts(matrix.mv, len(matrix), matrix.dtype)
 
 
 def outliers(size=300):
@@ -132,7 +138,7 @@ def test_a_start_without_direction():
 def test_a_diagonal_matrix_has_its_moments_exactly():
     """Probes of signs weigh every eigenvalue of a diagonal matrix alike."""
     eigenvalues = outliers(100)
-    found = spectrum(Given(lambda v: eigenvalues * v, 100), steps=3, probes=2)
+    found = spectrum(FromProducts(lambda v: eigenvalues * v, 100), steps=3, probes=2)
     mean, error = found.moments()
     np.testing.assert_allclose(mean, moments(eigenvalues), rtol=1e-10)
     assert (error < 1e-10 * mean).all()
@@ -156,7 +162,7 @@ def test_probes_side_by_side_as_memory_allows(monkeypatch, room, widths):
     dense = rotated(outliers())
     seen, matrix = set(), given(dense)
     expected = spectrum(matrix, steps=20)
-    monkeypatch.setattr("ssgd.analysis.spectrum.ROOM", room)
+    monkeypatch.setattr("ssgd.analysis.eigenvalues.MEMORY", room)
     monkeypatch.setattr(matrix, "matmat", lambda v: seen.add(len(v)) or v @ dense)
     found = spectrum(matrix, steps=20)
     assert seen == widths
@@ -205,7 +211,7 @@ def test_the_density_counts_eigenvalues():
 
 def test_a_probe_that_ends_early_fills_its_row_with_nothing():
     eigenvalues = torch.tensor([1.0, 1.0, 2.0, 2.0], dtype=torch.float64)
-    found = spectrum(Given(lambda v: eigenvalues * v, 4), probes=2)
+    found = spectrum(FromProducts(lambda v: eigenvalues * v, 4), probes=2)
     np.testing.assert_allclose(found.values, [[1, 2, 0, 0]] * 2, atol=1e-14)
     np.testing.assert_allclose(found.weights, [[0.5, 0.5, 0, 0]] * 2, atol=1e-14)
     assert (found.smallest, found.products) == (pytest.approx(1), 4)
@@ -213,7 +219,7 @@ def test_a_probe_that_ends_early_fills_its_row_with_nothing():
 
 def test_one_eigenvalue():
     for value in (3.0, 0.0):
-        found = spectrum(Given(lambda v, value=value: value * v, 10))
+        found = spectrum(FromProducts(lambda v, value=value: value * v, 10))
         grid, density, _ = found.density()
         assert found.largest == found.smallest == value
         assert density.sum() * (grid[1] - grid[0]) == pytest.approx(1)
@@ -258,20 +264,9 @@ def test_progress(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_single_precision_is_not_rounded_further():
-    matmul = torch.backends.cuda.matmul
-    before, seen = matmul.fp32_precision, []
-    try:
-        matmul.fp32_precision = "tf32"
-        top_eigenvalues(Given(lambda v: seen.append(matmul.fp32_precision) or v, 5))
-        assert set(seen) == {"ieee"} and matmul.fp32_precision == "tf32"
-    finally:
-        matmul.fp32_precision = before
-
-
 def test_products_that_are_not_finite():
     with pytest.raises(ValueError, match="a product with the Hessian is not finite"):
-        spectrum(Given(lambda v: v / 0, 5))
+        spectrum(FromProducts(lambda v: v / 0, 5))
 
 
 # --- the ends -------------------------------------------------------------------------------------------------------
@@ -309,8 +304,8 @@ def test_restarts(which, block):
 @pytest.mark.parametrize("block", [1, 3])
 def test_residuals_are_known_without_a_product(block):
     matrix = rotated(outliers())
-    with watched(given(matrix), 0, False, None) as watch:
-        krylov = _Krylov(watch, 2, 2, block, seed=0)
+    with counted(given(matrix), 0, False, None) as products:
+        krylov = KrylovBasis(products, 2, 2, block, seed=0)
         for _ in range(6):
             krylov.grow()
         x, values = krylov.vectors(), torch.from_numpy(krylov.values[krylov.ends])
@@ -360,7 +355,7 @@ def test_equal_eigenvalues_are_found_as_often_as_the_block_is_wide():
 @pytest.mark.parametrize(("value", "size"), [(1.0, 10), (0.0, 100), (-2.0, 1)])
 def test_multiples_of_the_identity(value, size):
     count = min(size, 3)
-    found = top_eigenvalues(Given(lambda v: value * v, size), count)
+    found = top_eigenvalues(FromProducts(lambda v: value * v, size), count)
     np.testing.assert_allclose([found.largest, found.smallest], [[value] * count] * 2, atol=1e-14)
     assert found.converged
 
@@ -387,17 +382,10 @@ def test_eigenvalues_in_single_precision():
 
 
 def test_curvlinops_agrees_on_the_ends():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        curvlinops = pytest.importorskip("curvlinops", reason="the oracle curvlinops-for-pytorch is not installed")
-        scipy = pytest.importorskip("scipy.sparse.linalg")
-        task = net()
-        theirs = curvlinops.HessianLinearOperator(
-            task.model, nn.CrossEntropyLoss(), list(task.model.parameters()), task.batches, check_deterministic=False
-        ).to_scipy()
-        expected = scipy.eigsh(theirs, k=6, which="BE", return_eigenvectors=False)
-    found = top_eigenvalues(task, 3)
-    check_ends(found, expected, 3)
+    scipy = pytest.importorskip("scipy.sparse.linalg")
+    task = net()
+    expected = scipy.eigsh(curvlinops_hessian(task).to_scipy(), k=6, which="BE", return_eigenvectors=False)
+    check_ends(top_eigenvalues(task, 3), expected, 3)
 
 
 # --- trace ----------------------------------------------------------------------------------------------------------
@@ -435,12 +423,12 @@ def test_a_matrix_of_low_rank_has_its_trace_exactly(method, dtype):
     found = trace(given(matrix), 30, method)
     assert found.estimate == pytest.approx(11, rel=1e-12 if dtype == torch.float64 else 1e-4)
     assert found.error < (1e-12 if dtype == torch.float64 else 1e-3)
-    nothing = trace(Given(torch.zeros_like, 100), 30, method)
+    nothing = trace(FromProducts(torch.zeros_like, 100), 30, method)
     assert nothing.estimate == nothing.error == 0
 
 
 def test_xtrace_of_the_identity_is_exact():
-    found = trace(Given(lambda v: v, 100), 30)
+    found = trace(FromProducts(lambda v: v, 100), 30)
     assert found.estimate == pytest.approx(100, rel=1e-12) and found.error < 1e-10
 
 

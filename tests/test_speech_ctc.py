@@ -10,10 +10,19 @@ import torch
 from torch import nn
 
 from ssgd.lab.data.faults import Unusable
-from ssgd.lab.data.speech.alphabet import Alphabet, normalised
-from ssgd.lab.data.speech.ctc import ctc_objective, frames_needed
-from ssgd.lab.data.speech.decoding import beam_search, greedy
-from ssgd.lab.data.speech.rates import cer, character_errors, distance, wer, word_errors
+from ssgd.lab.data.speech.ctc import (
+    Alphabet,
+    beam_search,
+    cer,
+    character_errors,
+    ctc_objective,
+    distance,
+    frames_needed,
+    greedy,
+    normalised,
+    wer,
+    word_errors,
+)
 
 # --- alphabet -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Sound and features: files, filterbanks, cepstra, deltas, normalisation, masks."""
+"""Sound and features: files, filterbanks, cepstra, normalisation, masks."""
 
 import math
 import sys
@@ -10,11 +10,8 @@ import torch
 
 from ssgd.lab.data.faults import Unusable
 from ssgd.lab.data.speech.audio import read_audio, samples
-from ssgd.lab.data.speech.cepstra import Cepstra, read_mfc
-from ssgd.lab.data.speech.deltas import with_deltas
-from ssgd.lab.data.speech.filterbank import LogMel, log_mel
-from ssgd.lab.data.speech.normalisation import by_group
-from ssgd.lab.data.speech.spec_augment import SpecAugment
+from ssgd.lab.data.speech.features import Cepstra, LogMel, SpecAugment, log_mel, read_mfc
+from ssgd.lab.data.speech.frames import by_group
 from ssgd.lab.data.speech.utterances import Clip, Utterance
 
 from .speech_files import sound, write_mfc, write_sphere, write_wav
@@ -211,8 +208,7 @@ def test_silence_and_short_sound(tmp_path):
     with pytest.raises(Unusable, match="shorter than 25 ms") as fault:
         LogMel()(utterance(Clip(path)))
     assert fault.value.kind == "too short"
-    frames = LogMel(deltas=2)(utterance(Clip(write_wav(tmp_path / "b.wav", sound(0.1)))))
-    assert frames.shape == (8, 120) and LogMel(deltas=2).count == 120
+    assert LogMel()(utterance(Clip(write_wav(tmp_path / "b.wav", sound(0.1))))).shape == (8, 40)
 
 
 @pytest.mark.parametrize("loudness", [math.nan, math.inf, 1e30])
@@ -230,7 +226,7 @@ def test_bands_that_would_hear_nothing_are_refused(rate, mels):
         LogMel(rate=rate, mels=mels)
 
 
-# --- cepstra and deltas ---------------------------------------------------------------------------------------------
+# --- cepstra --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", "><")
@@ -238,7 +234,7 @@ def test_cepstra_in_either_byte_order(tmp_path, order):
     frames = np.random.default_rng(0).standard_normal((7, 13)).astype(np.float32)
     path = write_mfc(tmp_path / "a.mfc", frames, order)
     assert np.array_equal(read_mfc(path).numpy(), frames)
-    assert Cepstra(deltas=1)(utterance(Clip(path))).shape == (7, 26)
+    assert Cepstra()(utterance(Clip(path), Clip(path))).shape == (14, 13)
 
 
 def test_cepstra_that_are_broken(tmp_path):
@@ -252,15 +248,6 @@ def test_cepstra_that_are_broken(tmp_path):
         read_mfc(write_mfc(tmp_path / "d.mfc", frames * np.nan))
     with pytest.raises(Unusable, match="is not there"):
         read_mfc(tmp_path / "e.mfc")
-
-
-def test_deltas_are_slopes():
-    frames = torch.stack([3.0 * torch.arange(9), torch.full((9,), 5.0)], 1)
-    out = with_deltas(frames, 2)
-    assert out.shape == (9, 6) and torch.equal(out[:, :2], frames)
-    assert torch.allclose(out[2:-2, 2], torch.tensor(3.0)) and torch.equal(out[:, 3], torch.zeros(9))
-    assert torch.allclose(out[4:-4, 4], torch.tensor(0.0))
-    assert out[0, 2] == pytest.approx(3.0 * (1 * 1 + 2 * 2) / 10)  # only frames ahead, the first one repeated
 
 
 # --- normalisation and masks ----------------------------------------------------------------------------------------

@@ -5,13 +5,11 @@ from functools import partial
 
 import pytest
 
+from ssgd.lab.data.corpora.free import connected, read_an4, read_fsdd
+from ssgd.lab.data.corpora.lists import read_kaldi, read_manifest
+from ssgd.lab.data.corpora.wsj import read_wsj, transcript
 from ssgd.lab.data.faults import Faults, counts
-from ssgd.lab.data.speech.an4 import read_an4
-from ssgd.lab.data.speech.fsdd import connected, read_fsdd
-from ssgd.lab.data.speech.kaldi import read_kaldi
-from ssgd.lab.data.speech.manifest import read_manifest
 from ssgd.lab.data.speech.utterances import Clip, Utterance, held_out
-from ssgd.lab.data.speech.wsj import read_wsj, transcript
 
 from .speech_files import sound, write_sphere
 

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from ssgd.lab.data import load
+from ssgd.lab.data.corpora import load_speech
+from ssgd.lab.data.corpora.free import fake_speech
 from ssgd.lab.data.faults import Faults, Unusable, counts
-from ssgd.lab.data.speech.fake import fake_speech
-from ssgd.lab.data.speech.filterbank import LogMel
-from ssgd.lab.data.speech.load import load_speech
-from ssgd.lab.data.speech.source import Corpus, SpeechSource
-from ssgd.lab.data.speech.spec_augment import SpecAugment
-from ssgd.lab.data.speech.utterances import Clip, Utterance
+from ssgd.lab.data.speech.features import LogMel, SpecAugment
+from ssgd.lab.data.speech.source import SpeechSource
+from ssgd.lab.data.speech.utterances import Clip, Corpus, Utterance
 
 from .speech_files import sound, write_mfc, write_sphere, write_wav
 
@@ -276,8 +275,10 @@ def test_frames_in_files_are_made_again_when_something_changed(tmp_path):
     frames.write_bytes(frames.read_bytes()[:-4])
     assert calls(Clip(path)) == 2
     index = tmp_path / "frames" / "a-train.f32.json"
-    for length in (0, 20):
-        index.write_text(index.read_text()[:length])
+    key = json.loads(index.read_text())["key"]
+    other = "[" * 10**5, "[]", json.dumps({"key": key}), json.dumps({"key": key, "lengths": [None], "failed": 3})
+    for content in ("", index.read_text()[:20], *other):
+        index.write_text(content)
         assert calls(Clip(path)) == 2
     assert calls(Clip(tmp_path / ("yes " * 100))) == 2  # longer than a name may be
 
@@ -385,6 +386,22 @@ def test_a_folder_of_manifests(tmp_path):
         by_name(str(tmp_path), bad="skip")
 
 
+def test_an_id_may_hold_half_a_character(tmp_path):
+    write_wav(tmp_path / "a.wav", sound(0.4))
+    rows = [{"audio": "a.wav", "text": "yes", "id": "a\ud800b", "speaker": "\ud800"}]
+    for part in ("train", "valid", "test"):
+        manifest(tmp_path / f"{part}.jsonl", rows)
+    source = by_name(str(tmp_path))
+    assert sizes(source) == [1, 1, 1] and source.utterances["train"][0].key == "a\ud800b"
+    corpus = Corpus("a", *source.utterances.values(), LogMel())
+    assert SpeechSource(corpus, frames_folder=tmp_path / "frames").steps(1) == 1
+    manifest(tmp_path / "train.jsonl", [*rows, {**rows[0], "text": "a\ud800b"}, {**rows[0], "audio": "\ud800.wav"}])
+    with pytest.raises(ValueError, match=r"train\.jsonl:2: '\\ud800' in .* is not in the alphabet"):
+        by_name(str(tmp_path))
+    kinds = [skipped.kind for skipped in by_name(str(tmp_path), bad="skip").skipped]
+    assert kinds == ["unknown character", "missing audio"]
+
+
 def test_a_folder_of_kaldi_folders(tmp_path):
     write_wav(tmp_path / "a.wav", sound(1.0))
     for part in ("train", "valid", "test"):
@@ -436,6 +453,6 @@ def test_a_file_is_heard_as_the_corpus_is(tmp_path, normalise):
     source = SpeechSource(Corpus("a", made, made[:1], made[:1], LogMel()), normalise=normalise)
     (batch,) = source.clean_train_batches(3)
     for i in range(3):
-        features, length = source.heard(tmp_path / f"{i}.wav")
+        features, length = source.features_of(tmp_path / f"{i}.wav")
         assert length.item() == batch[1][i]
         torch.testing.assert_close(features[0], batch[0][i, :, : length.item()])

@@ -5,10 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from ssgd.analysis.geometry import Directions, Line, Plane
-from ssgd.analysis.moving import Moving
-from ssgd.analysis.surface import evaluate
-from ssgd.analysis.task import Task
+from ssgd.analysis import Directions, Line, Plane, Task, evaluate
+from ssgd.analysis.geometry import PointLoader
 
 from .surface_problems import Point, net
 
@@ -68,9 +66,9 @@ def test_a_model_is_moved_to_what_its_geometry_says(plane, interpolated):
     states = [Odd(seed).state_dict() for seed in range(3)]
     model = Odd(9)
     for geometry in (Line(*states[:2], model), Plane(*states, model), Directions(states[0], model, 2, seed=1)):
-        move = Moving(model, geometry, interpolated)
+        load = PointLoader(model, geometry, interpolated)
         for point in (geometry.coordinates[-1], geometry.coordinates[0] + 0.3, geometry.coordinates[0] - 0.7):
-            move(point)
+            load(point)
             expected = geometry.weights_at(*point) | geometry.buffers_at(
                 *point, mode="interpolate" if interpolated else "keep"
             )

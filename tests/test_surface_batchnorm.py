@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from ssgd.analysis.surface import evaluate
-from ssgd.analysis.task import Task, evaluating
+from ssgd.analysis import Task, evaluate
+from ssgd.analysis.task import evaluating
 
 from .surface_problems import TRAIN, loss, net, solution, tasks
 

@@ -6,10 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ssgd.analysis import results
-from ssgd.analysis.geometry import Line, Plane
-from ssgd.analysis.surface import Surface, evaluate
-from ssgd.analysis.task import Task
+from ssgd.analysis import Line, Plane, Surface, Task, evaluate, results
 
 from .surface_problems import TRAIN, assert_same, deviation, files, loss, net, picture_of, tasks, wrong
 

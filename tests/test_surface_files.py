@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from ssgd.analysis import journal, results
-from ssgd.analysis.geometry import Directions, Line, Plane
-from ssgd.analysis.surface import Surface, evaluate
-from ssgd.analysis.task import Task
+from ssgd.analysis import Directions, Line, Plane, Surface, Task, evaluate, results
+from ssgd.analysis.results import read_journal
 
 from .surface_problems import TRAIN, Point, assert_same, files, net, solution, tasks
 
@@ -30,7 +28,7 @@ def test_the_result_comes_back_from_its_files(whole):
     surface, out = whole
     read = results.load(Surface, out)
     assert_same(read, surface)
-    _, rows = journal.read(out)
+    _, rows = read_journal(out)
     assert read.seconds is None and surface.seconds == sum(row["seconds"] for row in rows.values()) > 0
     assert np.isfinite(surface.losses).all() and np.isfinite(surface.errors).all()
     assert sorted(path.name for path in out.parent.iterdir()) == ["plane.json", "plane.jsonl", "plane.npz"]
@@ -68,7 +66,7 @@ def test_a_killed_grid_resumes_to_the_identical_files(plane, whole, tmp_path, mo
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL and not out.with_suffix(".npz").exists()
-    assert list(journal.read(out)[1]) == [*range(3 + 3)]  # the anchors, and three points
+    assert list(read_journal(out)[1]) == [*range(3 + 3)]  # the anchors, and three points
     passes = counted_passes(monkeypatch)
     assert_same(evaluate(plane, tasks(net(9)), plane.grid(4), out=out, progress=False), whole[0])
     assert len(passes) == 2 * (19 - 6) and files(out) == files(whole[1])
@@ -158,7 +156,7 @@ def test_files_that_are_none_of_ours(plane, tmp_path):
     with pytest.raises(ValueError, match=r"plane\.jsonl is damaged, or was not written by this library"):
         evaluate(plane, tasks(net(9)), out=tmp_path / "plane", progress=False)
     with pytest.raises(FileNotFoundError, match=r"line\.jsonl is not there, or empty"):
-        journal.read(tmp_path / "line")
+        read_journal(tmp_path / "line")
 
 
 def test_losses_beyond_all_numbers_are_kept(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from ssgd.analysis.surface import evaluate
+from ssgd.analysis import evaluate
 
 from .surface_problems import net, tasks
 

@@ -5,12 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from ssgd.analysis.geometry import Line
-from ssgd.analysis.hessian import Hessian
-from ssgd.analysis.level import find_level
-from ssgd.analysis.sharpness import keskar, sam_sharpness
-from ssgd.analysis.surface import evaluate
-from ssgd.analysis.task import Task
+from ssgd.analysis import Hessian, Line, Task, evaluate, find_level, keskar, sam_sharpness
 
 from .surface_problems import TRAIN, assert_same, loss, net, picture_of, solution, tasks, wrong
 

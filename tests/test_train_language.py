@@ -8,7 +8,7 @@ import torch
 
 from ssgd.lab.data import load
 from ssgd.lab.models import build
-from ssgd.lab.models.dropout import set_dropout
+from ssgd.lab.models.registry import set_dropout
 from ssgd.lab.recipes import get
 from ssgd.lab.train import Execution, train
 from ssgd.lab.train.distributed import Ranks

@@ -31,11 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssgd import SSGD, __version__
-from ssgd.analysis.geometry import Line
-from ssgd.analysis.pictures import draw_line, draw_spectrum
-from ssgd.analysis.spectrum import spectrum
-from ssgd.analysis.surface import evaluate
-from ssgd.analysis.task import Task
+from ssgd.analysis import Line, Task, draw_line, draw_spectrum, evaluate, spectrum
 from ssgd.lab.columns import in_columns
 from ssgd.lab.data.digits import DigitSplit, digits
 

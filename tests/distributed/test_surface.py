@@ -11,10 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ssgd.analysis import journal
-from ssgd.analysis.geometry import Plane
-from ssgd.analysis.surface import Surface, evaluate
-from ssgd.analysis.task import Task
+from ssgd.analysis import Plane, Surface, Task, evaluate
+from ssgd.analysis.results import read_journal
 
 from ..surface_problems import TRAIN, assert_same, files, loss, net, solution, tasks
 from .spawn import Ranks
@@ -84,7 +82,7 @@ def test_what_some_processes_did_before_one_failed_is_taken_up_by_another_number
     out, start = tmp_path / "plane", time.monotonic()
     (first, _), (second, _) = ranks(2, shared, plane, out, 9)  # four points on the second rank, and no fifth
     assert second == "this device is gone" and isinstance(first, str) and time.monotonic() - start < 60
-    assert len(journal.read(out)[1]) == 10 + 4
+    assert len(read_journal(out)[1]) == 10 + 4
     data = Failing(None)
     both = tasks(net(9))
     both["train"] = replace(both["train"], batches=data)

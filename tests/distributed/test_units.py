@@ -10,10 +10,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import SGD
 
+from ssgd.lab.models import wide_resnet
+from ssgd.lab.models.convnets import convolutions_and_poolings
 from ssgd.lab.models.lstm import LanguageModel
 from ssgd.lab.models.sgcn import sgcn
-from ssgd.lab.models.vgg import VGG
-from ssgd.lab.models.wide_resnet import wide_resnet
 from ssgd.lab.train.distributed import load_whole_state, whole_state, wrap
 
 from .by_hand import assert_bitwise, weights_of, whole
@@ -50,7 +50,7 @@ def recurrent() -> nn.Module:
 
 
 def tiny_vgg() -> nn.Module:
-    return VGG(stages=((8, 8, 8), (8, 8, 8), (8, 8, 8)), classes=10, channels=3)
+    return convolutions_and_poolings(stages=((8, 8, 8), (8, 8, 8), (8, 8, 8)), classes=10, channels=3)
 
 
 def with_one_layer_twice() -> nn.Module:

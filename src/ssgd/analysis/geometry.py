@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..core import stale
 from ..core.checks import check_choice, check_count, check_seed
 from ..core.noise import mix
 from ..core.selection import magnitudes
@@ -28,10 +30,10 @@ COLLINEAR = 1e-5  # of its distance: what rounding leaves of a third float32 sol
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Geometry(ABC):
-    """What lines, planes and directions share.
+    """A map from coordinates to weights, made of solutions.
 
-    A solution is a whole ``state_dict``. Which of its tensors move, the others being buffers, is told by the model or
-    by their names. The solutions are copied, and combined on the device of the first.
+    A solution is a whole ``state_dict``. ``parameters``, the model or names, says which of its tensors are weights; the
+    others are buffers. The solutions are copied, and combined on the device of the first.
     """
 
     anchors: tuple[State, ...] = field(init=False)
@@ -42,22 +44,22 @@ class Geometry(ABC):
 
     @abstractmethod
     def grid(self, points: int = 21) -> Axes:
-        """The values of each coordinate, of which the grid is the product."""
+        """Returns the values of each coordinate; the grid is their product."""
 
     @abstractmethod
     def shares(self, *coordinates: float) -> tuple[float, ...]:
-        """How much of each anchor the point holds; together they are one."""
+        """Returns the share of each anchor at a point; the shares add up to one."""
 
     def ingredients(self) -> tuple[State, ...]:
-        """What a point's weights are the sum of; what one of them does not name it has none of."""
+        """Returns the states whose combination a point's weights are; a name missing in one counts as zero there."""
         return self.anchors
 
     def amounts(self, *coordinates: float) -> tuple[float, ...]:
-        """How much of each."""
+        """Returns the amount of each ingredient at a point."""
         return self.shares(*coordinates)
 
     def weights_at(self, *coordinates: float) -> dict[str, Tensor]:
-        """The parameters there, by all their names; at an anchor its own, bit for bit."""
+        """Returns a point's parameters by all their names; at an anchor its own, bit for bit."""
         anchor = self.anchor_at(*coordinates)
         if anchor is not None:
             weights = {name: self.anchors[anchor][name].clone() for name in self.moving}
@@ -66,7 +68,11 @@ class Geometry(ABC):
         return weights | {name: weights[first] for name, first in self.tied.items()}
 
     def buffers_at(self, *coordinates: float, mode: str) -> dict[str, Tensor]:
-        """``"keep"``: those of the nearest anchor. ``"interpolate"``: combined as the weights are, counters kept."""
+        """Returns a point's buffers.
+
+        Mode ``"keep"`` takes those of the nearest anchor, ``"interpolate"`` combines them as the weights are, but for
+        counters.
+        """
         check_choice("mode", mode, ("interpolate", "keep"))
         nearest = self.anchors[self.nearest(*coordinates)]
         weights = {*self.moving, *self.tied}
@@ -80,7 +86,7 @@ class Geometry(ABC):
         return buffers
 
     def anchor_at(self, *coordinates: float) -> int | None:
-        """The number of the anchor that lies exactly there."""
+        """Returns the number of the anchor that lies exactly there."""
         if len(coordinates) != self.coordinates.shape[1]:
             raise ValueError(
                 f"a {type(self).__name__} has {self.coordinates.shape[1]} coordinates, not {len(coordinates)}"
@@ -89,11 +95,11 @@ class Geometry(ABC):
         return int(at.argmax()) if at.any() else None
 
     def nearest(self, *coordinates: float) -> int:
-        """The number of the nearest anchor."""
+        """Returns the number of the nearest anchor."""
         return int(np.linalg.norm(self.coordinates - coordinates, axis=1).argmin())
 
     def digest(self) -> str:
-        """A number for the anchors' tensors, equal where all of them are."""
+        """Returns a hash of the anchors' tensors."""
         found = hashlib.sha256(repr((type(self).__name__, self.moving)).encode())
         for state in self.anchors:
             for name, tensor in sorted(state.items()):
@@ -101,7 +107,7 @@ class Geometry(ABC):
                 found.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return found.hexdigest()
 
-    def _take(self, states: Sequence[State], parameters: Parameters, **own: Any) -> None:
+    def _take(self, states: Sequence[State], parameters: Parameters, **values: Any) -> None:
         anchors, named = _copied(states), _names(parameters)
         if len(self.names) != len(anchors):
             raise ValueError(f"names={self.names!r} must be {len(anchors)}, one a solution")
@@ -114,7 +120,7 @@ class Geometry(ABC):
             if anchors[0][name].is_complex():
                 raise ValueError(f"{name!r} is complex, which is not served: leave it out of the parameters' names")
         tied = {name: first for name, first in named.items() if name != first and name in anchors[0]}
-        for name, value in {"anchors": anchors, "moving": moving, "tied": tied, **own}.items():
+        for name, value in {"anchors": anchors, "moving": moving, "tied": tied, **values}.items():
             object.__setattr__(self, name, value)
 
     def _blended(self, name: str, coordinates: Sequence[float]) -> Tensor:
@@ -123,7 +129,7 @@ class Geometry(ABC):
         return blend(amounts, tensors).to(tensors[0].dtype)
 
     def _distance(self, shares: Sequence[float]) -> float:
-        """The length of a combination of the anchors whose shares add up to zero, in double precision."""
+        """Returns the length of a combination of the anchors whose shares add up to zero, in double precision."""
         return math.sqrt(self._dot(shares, shares))
 
     def _dot(self, shares: Sequence[float], others: Sequence[float]) -> float:
@@ -152,7 +158,7 @@ class Line(Geometry):
             raise ValueError("a and b are the same weights: a line needs two different solutions")
 
     def grid(self, points: int = 61, margin: float = 0.5) -> Axes:
-        """From ``margin`` before a to ``margin`` beyond b."""
+        """Returns points from ``margin`` before a to ``margin`` beyond b."""
         return (_spaced(-margin, 1 + margin, points),)
 
     def shares(self, *coordinates: float) -> tuple[float, ...]:
@@ -187,7 +193,7 @@ class Plane(Geometry):
         object.__setattr__(self, "coordinates", np.array([[0.0, 0.0], [to_b, 0.0], [along, across]]))
 
     def grid(self, points: int = 21, margin: float = 0.2) -> Axes:
-        """All three solutions and, on each side, ``margin`` of their extent."""
+        """Returns points that span all three solutions and, on each side, ``margin`` of their extent."""
         low, high = self.coordinates.min(axis=0), self.coordinates.max(axis=0)
         edge = margin * (high - low)
         return tuple(_spaced(low[i] - edge[i], high[i] + edge[i], points) for i in (0, 1))
@@ -231,7 +237,7 @@ class Directions(Geometry):
         object.__setattr__(self, "directions", drawn)
 
     def grid(self, points: int = 51, reach: float = 1.0) -> Axes:
-        """From ``-reach`` to ``reach`` along each direction."""
+        """Returns points from ``-reach`` to ``reach`` along each direction."""
         return (_spaced(-reach, reach, points),) * self.count
 
     def shares(self, *coordinates: float) -> tuple[float, ...]:
@@ -245,7 +251,7 @@ class Directions(Geometry):
 
 
 def _copied(states: Sequence[State]) -> tuple[State, ...]:
-    """Copies, because a ``state_dict`` follows its model; alike in their names and shapes."""
+    """Checks that the states agree in names and shapes, and copies them: a ``state_dict`` follows its model."""
     first = states[0]
     for state in states:
         if not isinstance(state, Mapping):
@@ -267,7 +273,7 @@ def _copied(states: Sequence[State]) -> tuple[State, ...]:
 
 
 def _names(parameters: Parameters) -> dict[str, str]:
-    """Those of the parameters, each with the first of all its names: tied ones are to count once."""
+    """Maps each name of a parameter to the first of its names, so that tied ones count once."""
     if isinstance(parameters, nn.Module):
         first: dict[int, str] = {}
         every = parameters.named_parameters(remove_duplicate=False)
@@ -283,7 +289,7 @@ def _spaced(low: float, high: float, points: int) -> Array:
 
 
 def blend(shares: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of the tensors by their shares, in double precision."""
+    """Returns the sum of the tensors times their shares, in double precision."""
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
     for share, tensor in zip(shares, tensors, strict=True):
         total.add_(tensor, alpha=share)
@@ -301,3 +307,58 @@ def _direction(weights: State, seed: int, normalise: str) -> State:
             drawn = (drawn.reshape(parts) * (aim / length)).reshape(weight.shape)
         direction[name] = drawn
     return direction
+
+
+class PointLoader:
+    """Loads the weights of a geometry's points into a model, in a few calls and on its device.
+
+    Buffers become those of the nearest anchor, or are ``interpolated``.
+    """
+
+    def __init__(self, model: nn.Module, geometry: Geometry, interpolated: bool) -> None:
+        self.geometry = geometry
+        self.interpolated = interpolated
+        targets = {
+            **dict(model.named_buffers(remove_duplicate=False)),
+            **dict(model.named_parameters(remove_duplicate=False)),
+        }
+        alike: dict[Any, list[str]] = defaultdict(list)
+        for name in geometry.moving:
+            alike[geometry.anchors[0][name].dtype, targets[name].device].append(name)
+        self._weights = [_Weights(geometry, names, [targets[name] for name in names]) for names in alike.values()]
+        others = geometry.anchors[0].keys() - {*geometry.moving, *geometry.tied}
+        self._buffers = {name: t for name, t in targets.items() if name in others}
+        self._kept = [[state[name].to(t.device) for name, t in self._buffers.items()] for state in geometry.anchors]
+
+    @torch.no_grad()
+    def __call__(self, point: Sequence[float]) -> None:
+        anchor = self.geometry.anchor_at(*point)
+        if self._buffers:
+            values = self._kept[self.geometry.nearest(*point)]
+            if self.interpolated and anchor is None:
+                found = self.geometry.buffers_at(*point, mode="interpolate")
+                values = [found[name].to(target.device) for name, target in self._buffers.items()]
+            torch._foreach_copy_(list(self._buffers.values()), values)
+        for weights in self._weights:  # last: a buffer may be tied to them
+            weights.load(anchor, self.geometry.amounts(*point))
+        stale.forget()
+
+
+class _Weights:
+    """Weights of one dtype and device; each ingredient's are one vector, the anchors' first."""
+
+    def __init__(self, geometry: Geometry, names: list[str], targets: list[Tensor]) -> None:
+        self.targets = targets
+        self.sizes = [target.numel() for target in targets]
+        self.ingredients = [_flat(state, names, targets) for state in geometry.ingredients()]
+
+    def load(self, anchor: int | None, amounts: Sequence[float]) -> None:
+        vectors = self.ingredients
+        values = blend(amounts, vectors).to(vectors[0].dtype) if anchor is None else vectors[anchor]
+        parts = torch.split(values, self.sizes)
+        torch._foreach_copy_(self.targets, [part.view_as(t) for part, t in zip(parts, self.targets, strict=True)])
+
+
+def _flat(state: State, names: list[str], targets: list[Tensor]) -> Tensor:
+    parts = [state[name] if name in state else torch.zeros_like(t) for name, t in zip(names, targets, strict=True)]
+    return torch.cat([part.to(targets[0].device).reshape(-1) for part in parts])

@@ -1,4 +1,7 @@
-"""The Hessian of a task's loss by its products: from differentiating twice, or from the gradients at two points."""
+"""The Hessian of a task's loss, known by its products with vectors.
+
+They come from differentiating twice, or from the gradients at two points.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import grad, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core import stale
 from ..core.checks import check_choice, check_count
 from ..core.random_state import put_back, snapshot
-from .functional import Functional, flat
-from .gathering import NO_BATCHES
-from .precision import full_precision, widest
-from .shaped import captured, compiled
+from .acceleration import captured, compiled, full_precision, widest
 from .symmetric import Symmetric
-from .task import Task, check_task, evaluating, gradients, kept
+from .task import NO_BATCHES, FunctionOfModel, Task, check_task, evaluating, gradients, kept
 
-Products = Callable[[Any], Iterable[Tensor]]  # of one batch, with each of the vectors
+Products = Callable[[Any], Iterable[Tensor]]  # of a batch: its products with each of the vectors
 NAMES = {"forward": "forward over reverse", "double": "double backward", "two-point": "the two-point difference"}
 # no second derivative, or a wrong one (weight norm's), and autograd.grad() does not say so
 SILENT = ("CudnnCtcLossBackward", "WeightNormInterfaceBackward", "torch::autograd::Error")
@@ -93,7 +93,7 @@ class Hessian(Symmetric):
             self._loss = torch.compile(task.loss)
 
     def matmat(self, vectors: Tensor) -> Tensor:
-        """The products with several vectors, one a row: cheaper than one by one, as they share a pass over the data."""
+        """Returns the products with several vectors, one a row, which share a pass over the data."""
         count = 0
         with self._ready():
             vectors = vectors.to(self.device, self.dtype, copy=True)
@@ -112,7 +112,7 @@ class Hessian(Symmetric):
         return total.div_(count).to(self.dtype)
 
     def _differentiated(self, compile: bool, graph: bool) -> Callable[[Tensor], Products]:
-        """The products with all vectors and one batch, as they are or compiled, captured or both."""
+        """Returns the function that makes the products of a batch, compiled or captured where that was asked for."""
         plain: Callable[[Tensor, Any], Iterable[Tensor]] = self._forward if self.product == "forward" else self._double
 
         def whole(vectors: Tensor, batch: Any) -> Tensor:
@@ -165,35 +165,35 @@ class Hessian(Symmetric):
 
         return products
 
-    def _possible(self, wish: str) -> str:
-        """The first way that the first batch allows, or the one that was wished for."""
+    def _possible(self, asked: str) -> str:
+        """Returns the first way that the first batch allows, or the one that was asked for."""
         obstacles: dict[str, str] = {}
-        for way in ("forward", "double") if wish == "auto" else (wish,):
+        for way in ("forward", "double") if asked == "auto" else (asked,):
             with self._ready():
                 batch = next(iter(self.task.batches), None)
                 if batch is None:
                     raise ValueError(NO_BATCHES)
                 obstacle = self._against_forward(batch) if way == "forward" else self._against_double(batch)
             if obstacle is None:
-                self._told(way, obstacles)
+                self._say(way, obstacles)
                 return way
             obstacles[way] = obstacle
-        if wish != "auto":
+        if asked != "auto":
             others = "'two-point' or 'auto'"
-            raise ValueError(f"the loss cannot be differentiated twice ({obstacles[wish]}): use product={others}")
-        self._told("two-point", obstacles)
+            raise ValueError(f"the loss cannot be differentiated twice ({obstacles[asked]}): use product={others}")
+        self._say("two-point", obstacles)
         return "two-point"
 
-    def _told(self, way: str, obstacles: dict[str, str]) -> None:
+    def _say(self, way: str, obstacles: dict[str, str]) -> None:
         if obstacles:
             reasons = "; ".join(f"{NAMES[other]}: {obstacle}" for other, obstacle in obstacles.items())
             print(f"products with the Hessian come from {NAMES[way]} (not {reasons})", file=sys.stderr)
 
     def _against_forward(self, batch: Any) -> str | None:
-        """What stands in the way of forward over reverse: an operation, or a result that is no Hessian's."""
+        """Returns the obstacle to forward over reverse: an operation, or a result that is no Hessian's."""
         self._gradients(batch)  # raises where none reaches the weights, which forward over reverse takes for zeros
         try:
-            if self._functional.passed_by(batch):
+            if self._functional.bypassed(batch):
                 return "the loss takes weights from elsewhere than the model that it is given"
             return self._asymmetry(self._forward, batch)
         except torch.OutOfMemoryError:
@@ -202,7 +202,7 @@ class Hessian(Symmetric):
             return _reason(error)
 
     def _against_double(self, batch: Any) -> str | None:
-        """The same for double backward."""
+        """Returns the obstacle to double backward."""
         loss = self._loss(self.task.model, batch)
         behind = _operations([loss, *gradients(loss, self.tensors, create_graph=True)])
         if silent := [name for name in behind if name.startswith(SILENT)]:
@@ -225,7 +225,7 @@ class Hessian(Symmetric):
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """The model and the random streams as every pass finds them; afterwards as they were."""
+        """Gives every pass the same model and random streams, and restores both afterwards."""
         model, stream = self.task.model, snapshot([self.device])
         with torch.inference_mode(False), torch.enable_grad(), kept(model), evaluating(model, self.mode):
             put_back(self._stream)
@@ -236,7 +236,7 @@ class Hessian(Symmetric):
                 put_back(stream)
 
     def _attention(self) -> AbstractContextManager[Any]:
-        """Fused attention can be differentiated once."""
+        """Chooses the attention that can be differentiated twice: the fused kernels cannot."""
         twice = self.product != "two-point"
         return sdpa_kernel(SDPBackend.MATH) if twice else nullcontext()
 
@@ -246,8 +246,62 @@ class Hessian(Symmetric):
         stale.forget()
 
 
+class Functional:
+    """The loss of a batch as a function of the chosen weights, and its products with the Hessian by ``torch.func``."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self._sizes = [p.numel() for p in tensors]
+        self._loss = FunctionOfModel(model, loss, tensors)
+
+    def __call__(self, values: list[Tensor], batch: Any) -> Tensor:
+        found: Tensor = self._loss.called_with(values, batch)
+        return found
+
+    def bypassed(self, batch: Any) -> bool:
+        """Tells whether the loss takes weights from elsewhere than the model it is given: that part would be lost."""
+        with torch.enable_grad():
+            loss = self([p.detach().requires_grad_() for p in self.tensors], batch)
+            found = torch.autograd.grad(loss, self.tensors, allow_unused=True) if loss.requires_grad else ()
+        return any(gradient is not None for gradient in found)
+
+    @torch.no_grad()  # the constants would be differentiated too, which costs memory
+    def forward(self, vectors: Tensor, batch: Any) -> Tensor:
+        """Returns the products with all vectors, by differentiating the gradient forward along each."""
+        slope, at = self._gradient(batch), (self._values(),)
+        return _over_rows(lambda vector: jvp(slope, at, (self.cut(vector),))[1], vectors)
+
+    @torch.no_grad()
+    def double(self, vectors: Tensor, batch: Any) -> Tensor:
+        """Returns the products with all vectors, by differentiating the gradient backward."""
+        pull: Any = vjp(self._gradient(batch), self._values())[1]
+        return _over_rows(lambda vector: pull(self.cut(vector))[0], vectors)
+
+    def cut(self, vector: Tensor) -> list[Tensor]:
+        """Returns the parts of a flat vector in the weights' shapes."""
+        return [part.view_as(p) for part, p in zip(torch.split(vector, self._sizes), self.tensors, strict=True)]
+
+    def _gradient(self, batch: Any) -> Callable[..., list[Tensor]]:
+        return grad(lambda values: self(values, batch))
+
+    def _values(self) -> list[Tensor]:
+        return [p.detach() for p in self.tensors]
+
+
+def _over_rows(product: Callable[[Tensor], list[Tensor]], vectors: Tensor) -> Tensor:
+    def one(vector: Tensor) -> Tensor:
+        return flat(product(vector))
+
+    return vmap(one, randomness="same")(vectors) if len(vectors) > 1 else one(vectors[0])[None]
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Returns all of them as one vector."""
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
+
+
 def _chosen(model: nn.Module, parameters: nn.Module | Iterable[Tensor] | None) -> list[Tensor]:
-    """The weights meant, each once."""
+    """Returns the weights that ``parameters`` names, each once."""
     chosen: list[Tensor]
     if parameters is None or isinstance(parameters, nn.Module):
         layer = model if parameters is None else parameters
@@ -271,7 +325,7 @@ def _chosen(model: nn.Module, parameters: nn.Module | Iterable[Tensor] | None) -
 
 
 def _operations(results: Iterable[Tensor]) -> set[str]:
-    """The names of all operations behind some results."""
+    """Returns the names of all operations that lead to some results."""
     seen, waiting = set(), [result.grad_fn for result in results]
     while waiting:
         node = waiting.pop()

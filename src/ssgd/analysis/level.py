@@ -1,4 +1,4 @@
-"""Which noise level: the symmetric excess against the level, and one suggested from it."""
+"""The symmetric excess of the loss against the noise level, and a level suggested from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.checks import check_count
 from ..core.noise import Distribution, Fill, as_distribution
-from .canvas import empty_figure, saved
+from .pictures import COLOURS, empty_figure, saved
 from .sharpness import noisy_weights, symmetric_excess
 from .task import Task, evaluating, kept, replayed
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHARE = 0.05
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#555555"  # the first two are Okabe and Ito's
+GREY = "#555555"
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,8 @@ class LevelCurve:
     def suggestion(self) -> float | None:
         """The level at which the noise undoes a twentieth of what the weights have learnt; None where there is none.
 
-        A heuristic, and a place to start a sweep from. It asks how much noise the function bears, which depends on
-        model, distribution and batch-norm; of whether noise helps at all it knows nothing. Early in training it is
-        lower.
+        A heuristic, and a place to start a sweep from. It depends on how much noise the function bears, not on whether
+        noise helps. Early in training it is lower.
         """
         reached = ~(self.mean < self.target)  # a loss that is not a number counts as too much noise
         if not self.target > 0 or reached[0] or not reached.any():
@@ -82,7 +81,7 @@ class LevelCurve:
 
     @property
     def verdict(self) -> str:
-        """The suggestion, or why there is none, in a sentence."""
+        """Tells the suggestion, or why there is none, in a sentence."""
         if self.suggestion is not None:
             return (
                 f"suggested level {self.suggestion:.2g} ({self.distribution}): there the noise undoes {SHARE:.0%} of "
@@ -99,18 +98,19 @@ class LevelCurve:
         return f"no level suggested: at {low} the loss already rises too much; try smaller levels"
 
     def draw(self, path: str | Path | None = None) -> Figure:
-        """The curve on logarithmic axes and the suggestion; as a .png, .pdf or .svg file too where a path is given."""
+        """Draws the curve on logarithmic axes and the suggestion; writes a .png, .pdf or .svg where a path is given."""
         figure = empty_figure(6, 4)
         axes = figure.subplots()
         axes.set(xscale="log", yscale="log", xlabel="noise level", ylabel="symmetric excess of the loss")
         axes.set_title(
             f"{self.distribution} noise, {self.excess.shape[1]} directions, {self.samples} samples", fontsize="medium"
         )
-        for sign, face, label in ((1, BLUE, "mean ± sd between directions"), (-1, "none", "the same, below zero")):
-            own = (sign * self.mean > 0) & np.isfinite(self.mean)
-            if own.any():
+        colour = COLOURS[0]
+        for sign, face, label in ((1, colour, "mean ± sd between directions"), (-1, "none", "the same, below zero")):
+            at = (sign * self.mean > 0) & np.isfinite(self.mean)
+            if at.any():
                 axes.errorbar(
-                    self.levels[own], abs(self.mean[own]), self.sd[own], fmt="o", color=BLUE, mfc=face, label=label
+                    self.levels[at], abs(self.mean[at]), self.sd[at], fmt="o", color=colour, mfc=face, label=label
                 )
         if self.mean[0] > 0:
             guide = self.mean[0] * (self.levels / self.levels[0]) ** 2
@@ -118,7 +118,7 @@ class LevelCurve:
         if self.target > 0:
             axes.axhline(self.target, color=GREY, linestyle=":", label=f"{SHARE:.0%} of what was learnt")
         if self.suggestion is not None:
-            axes.axvline(self.suggestion, color=ORANGE, label=f"suggestion {self.suggestion:.2g}")
+            axes.axvline(self.suggestion, color=COLOURS[1], label=f"suggestion {self.suggestion:.2g}")
         axes.legend(fontsize="small")
         return saved(figure, path)
 
@@ -134,9 +134,9 @@ def find_level(
     perturb: Iterable[Tensor] | None = None,
     mode: str = "train",
 ) -> LevelCurve:
-    """The symmetric excess at each level, in the spirit of a learning-rate range test.
+    """Measures the symmetric excess at each level, in the spirit of a learning-rate range test.
 
-    Run it with training batches of the size training uses, after some epochs of plain SGD. It looks at the first
+    Run it with training batches of the size training uses, after some epochs of plain SGD. It takes the first
     ``batches`` of the task (None: all), the same for all levels, and at the same directions. At random weights, where
     the excess may be negative, the curve is drawn and no level suggested.
     """
@@ -168,7 +168,7 @@ def find_level(
 
 
 def _blank(task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None, mode: str) -> float:
-    """The loss with all weights that get noise at zero: of knowing nothing, in whatever units the loss has."""
+    """Returns the loss with all weights that get noise at zero, that of a net that has learnt nothing."""
     with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
         weights = noisy_weights(task, distribution, perturb)
         weights.set_to([[torch.zeros_like(t) for t in bucket.tensors] for bucket in weights.buckets])

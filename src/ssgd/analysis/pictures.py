@@ -1,20 +1,23 @@
-"""Pictures for a paper, from results: lines, planes, spectra (matplotlib)."""
+"""Pictures of results, for a paper (matplotlib)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .canvas import empty_figure, saved
-from .spectrum import Spectrum
+from ..files import write_whole
+from .damage import DAMAGES
 from .surface import Surface
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from .eigenvalues import Spectrum
+    from .tolerance import Tolerance
 
 Array = NDArray[np.float64]
 
@@ -22,12 +25,18 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 ON_THE_MAP = ("#D55E00", "#CC79A7", "#000000")  # those of them that stand out against viridis
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^")
-LABELS = {"loss": "loss", "error": "error, %"}
+LABELS = {
+    "loss": "loss",
+    "error": "error, %",
+    "accuracy": "accuracy, %",
+    "perplexity": "perplexity",
+    "ece": "calibration error, %",
+}
 LEVELS = 14  # of a contour picture
 
 
 def draw_line(surface: Surface, path: str | Path | None = None) -> Figure:
-    """Loss, and error where there is one, of every task along a line or a single direction."""
+    """Draws loss, and error where there is one, of every task along a line or a single direction."""
     if surface.y.size:
         raise ValueError("this surface has two coordinates: draw it with draw_plane()")
     shown = ["loss", "error"] if np.isfinite(surface.errors).any() else ["loss"]
@@ -42,14 +51,14 @@ def draw_line(surface: Surface, path: str | Path | None = None) -> Figure:
         for name, (at,) in zip(surface.names, surface.anchors, strict=True):
             panel.axvline(at, color="0.7", linewidth=0.8, zorder=0)
             panel.annotate(name, (at, 1.02), xycoords=("data", "axes fraction"), ha="center")
-        panel.set(xlabel=axis_labels(surface)[0], ylabel=LABELS[what])
+        panel.set(xlabel=_axis_labels(surface)[0], ylabel=LABELS[what])
     panels[0].legend()
     return saved(figure, path)
 
 
 def draw_plane(surface: Surface, of: str = "train", what: str = "loss", path: str | Path | None = None) -> Figure:
-    """Contours of one task's ``"loss"`` or ``"error"`` over a plane or two directions, the solutions marked."""
-    values = on_a_plane(surface, of, what)
+    """Draws contours of one task's ``"loss"`` or ``"error"`` over a plane or two directions, the solutions marked."""
+    values = _on_a_plane(surface, of, what)
     extent_x, extent_y = np.ptp(surface.x), np.ptp(surface.y)
     figure = empty_figure(5.5, float(np.clip(1 + 4 * extent_y / extent_x, 2.5, 8)))
     from matplotlib.colors import BoundaryNorm
@@ -64,7 +73,7 @@ def draw_plane(surface: Surface, of: str = "train", what: str = "loss", path: st
         panel.plot(x, y, marker, color=colour, markeredgecolor="white", markersize=9, label=name)
         outline = [withStroke(linewidth=2.5, foreground="white")]
         panel.annotate(name, (x, y), xytext=(7, 7), textcoords="offset points", path_effects=outline)
-    along, across = axis_labels(surface)
+    along, across = _axis_labels(surface)
     panel.set(xlabel=along, ylabel=across, aspect="equal", title=f"{of} {LABELS[what]}")
     bar = figure.colorbar(filled, ticks=levels, ax=panel)
     bar.ax.set_yticklabels([f"{level:.3g}" for level in levels])
@@ -72,9 +81,9 @@ def draw_plane(surface: Surface, of: str = "train", what: str = "loss", path: st
 
 
 def draw_spectrum(spectra: Mapping[str, Spectrum], path: str | Path | None = None) -> Figure:
-    """The densities of eigenvalues, negative and positive ones, on a logarithmic scale, ± error between probes.
+    """Draws the densities of eigenvalues on a logarithmic scale, ± error between probes.
 
-    All are drawn with bells of one width, a hundredth of the widest range, so that their heights compare.
+    Each eigenvalue is a bell, of one width for all, a hundredth of the widest range, so that heights compare.
     """
     figure = empty_figure(6, 3.5)
     panel = figure.subplots()
@@ -95,8 +104,45 @@ def draw_spectrum(spectra: Mapping[str, Spectrum], path: str | Path | None = Non
     return saved(figure, path)
 
 
-def on_a_plane(surface: Surface, of: str, what: str) -> Array:
-    """The values over a grid of two coordinates, or a sentence on what is missing."""
+def draw_tolerance(
+    runs: Mapping[str, Sequence[Tolerance]], what: str | None = None, path: str | Path | None = None
+) -> Figure:
+    """Draws a panel for each damage and a curve for each name: solid as it is, dashed recalibrated.
+
+    A name has the results of one seed or several; its band is ± a standard deviation between seeds, or between draws
+    where there is one seed. ``what`` is the accuracy where answers are counted, else the loss.
+    """
+    first = next(iter(runs.values()))[0]
+    what = what or ("accuracy" if np.isfinite(first.errors[0, 0]).all() else "loss")
+    damages = list(dict.fromkeys(first.damages[1:]))
+    width = min(len(damages), 4)
+    height = -(-len(damages) // width)
+    figure = empty_figure(3.2 * width, 2.8 * height)
+    panels = figure.subplots(height, width, squeeze=False, sharey=True).flat
+    for damage, panel in zip(damages, panels, strict=False):
+        for i, (name, results) in enumerate(runs.items()):
+            for column, dashes in zip(first.columns, DASHES, strict=False):
+                curves = [result.curve(damage, what, column) for result in results]
+                strengths, means = curves[0][0], np.array([mean for _, mean, _ in curves])
+                middle = means.mean(0)
+                spread = np.nan_to_num(curves[0][2] if len(curves) == 1 else means.std(0, ddof=1))
+                colour, label = COLOURS[i % len(COLOURS)], name if column == first.columns[0] else f"{name}, {column}"
+                panel.plot(strengths, middle, dashes, color=colour, marker=".", label=label)
+                panel.fill_between(strengths, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+        panel.set(title=damage, xlabel=DAMAGES[damage].axis)
+        panel.title.set_fontsize("medium")
+        if damage.endswith("bits"):
+            panel.invert_xaxis()
+    for panel in panels:  # those that are left over
+        panel.set_axis_off()
+    for row in figure.axes[::width]:
+        row.set_ylabel(LABELS[what])
+    figure.axes[0].legend(fontsize="small")
+    return saved(figure, path)
+
+
+def _on_a_plane(surface: Surface, of: str, what: str) -> Array:
+    """Returns the values over a grid of two coordinates, or raises a sentence on what is missing."""
     if not surface.y.size:
         raise ValueError("this surface has one coordinate: draw it with draw_line()")
     if min(surface.x.size, surface.y.size) < 2:
@@ -107,7 +153,7 @@ def on_a_plane(surface: Surface, of: str, what: str) -> Array:
     return values
 
 
-def axis_labels(surface: Surface) -> tuple[str, str]:
+def _axis_labels(surface: Surface) -> tuple[str, str]:
     if surface.geometry == "Directions":
         return "along the first direction", "along the second direction"
     if surface.geometry == "Line":
@@ -117,7 +163,7 @@ def axis_labels(surface: Surface) -> tuple[str, str]:
 
 
 def spread_levels(values: Array) -> Array:
-    """Levels whose height above the lowest value grows geometrically; the first holds 2 % of the points."""
+    """Returns levels whose height above the lowest grows geometrically; the first holds 2 % of the points."""
     known = values[np.isfinite(values)]
     lowest = known.min()
     heights = known[known > lowest] - lowest
@@ -126,3 +172,25 @@ def spread_levels(values: Array) -> Array:
     first, last = np.quantile(heights, 0.02), heights.max()
     steps = np.geomspace(first, last, LEVELS) if first < last else np.array([last])
     return np.unique(np.append(lowest, lowest + steps))
+
+
+def empty_figure(width: float, height: float) -> Figure:
+    """Returns a figure of that size in inches; nothing is shown, and nothing set for the process."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("pictures need matplotlib: pip install matplotlib") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)  # pyplot would choose a backend for the whole process
+    return figure
+
+
+def saved(figure: Figure, path: str | Path | None) -> Figure:
+    """Returns the figure, and writes it as a .png, .pdf or .svg file where a path is given."""
+    if path is not None:
+        kind = Path(path).suffix[1:]
+        if kind not in ("png", "pdf", "svg"):
+            raise ValueError(f"a picture can be .png, .pdf or .svg, not {str(path)!r}")
+        write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=200))
+    return figure

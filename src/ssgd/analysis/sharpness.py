@@ -1,4 +1,4 @@
-"""How sharp the minimum is: the worst loss in a box around it, the symmetric excess under noise, SAM's climb.
+"""Sharpness of a minimum: the worst loss in a box around it, the symmetric excess under noise, SAM's climb.
 
 Every measure is of the whole data, leaves the model as it was, and says which statistics batch-norm used: ``mode`` is
 ``"eval"`` (the running ones) or ``"train"`` (each batch's own, as S-SGD's passes see them). Dropout is off. Every pass
@@ -24,8 +24,7 @@ from ..core.checks import check_count, check_level, check_seed
 from ..core.noise import Distribution, Fill, as_distribution
 from ..core.selection import default_selection, magnitudes, trainable
 from ..core.weights import NoisyWeights
-from .gathering import NO_BATCHES
-from .task import Task, evaluating, gradients, kept, replayed
+from .task import NO_BATCHES, Task, evaluating, gradients, kept, replayed
 
 Array = NDArray[np.float64]
 
@@ -95,7 +94,7 @@ def symmetric_excess(
     perturb: Iterable[Tensor] | None = None,
     mode: str = "eval",
 ) -> Excess:
-    """How much the loss rises on average over w ± n: what S-SGD itself flattens, best seen with ``mode="train"``.
+    """Measures the average rise of the loss over w ± n, which S-SGD flattens, best seen with ``mode="train"``.
 
     Level, distribution and ``perturb`` are those of :class:`ssgd.SSGD`. The directions depend on seed and pair alone:
     two levels are compared along the same ones.
@@ -133,7 +132,7 @@ def symmetric_excess(
 
 
 def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None) -> NoisyWeights:
-    """The weights that S-SGD would move, or those chosen."""
+    """Returns the weights that S-SGD would move, or those chosen."""
     known = list(task.model.parameters())
     chosen = default_selection(known, magnitudes(known, task.model)) if perturb is None else trainable(list(perturb))
     if not {id(p) for p in chosen} <= {id(p) for p in known}:
@@ -147,7 +146,7 @@ def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tens
 
 
 def _length(weights: NoisyWeights) -> float:
-    """‖n‖ as realised, while the weights are at w + n."""
+    """Returns ‖n‖ as realised, while the weights are at w + n."""
     square = 0.0
     for bucket, clean in zip(weights.buckets, weights.kept, strict=True):
         differences = torch._foreach_norm(torch._foreach_sub(bucket.tensors, clean), 2, dtype=bucket.wide)
@@ -336,7 +335,7 @@ class Flat:
         self.wide = torch.promote_types(self.tensors[0].dtype, torch.float32)
 
     def vector(self) -> Tensor:
-        """Where they were at first."""
+        """Returns the vector of where they were at first."""
         return self._flat(self.clean)
 
     @torch.no_grad()

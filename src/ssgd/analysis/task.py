@@ -1,4 +1,4 @@
-"""What the analysis looks at: a model, a loss and data, of this library or the user's own."""
+"""A task: a model, a loss and data, of this library or the user's own; and the ways to run it and leave no trace."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from torch.utils._pytree import tree_leaves
 from ..core import stale
 from ..core.batchnorm import recompute_bn, tracking_layers
 from ..core.checks import check_choice
+from ..core.parallel import bare
 from ..core.random_state import Snapshot, put_back, snapshot
-from .gathering import NO_BATCHES, gather
-from .precision import widest
+from .acceleration import widest
+
+NO_BATCHES = "the task has no batches: give a loader that can be gone through more than once"
 
 
 def samples(batch: Any) -> int:
-    """How many samples a batch holds: the length of its first tensor that has one."""
+    """Returns the number of samples in a batch: the length of its first tensor that has one."""
     for leaf in _leaves(batch):
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
             return len(leaf)
@@ -29,20 +31,27 @@ def samples(batch: Any) -> int:
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
-    """All that a batch holds, also in mappings that pytree takes for leaves, such as Hugging Face's BatchEncoding."""
+    """Yields a batch's entries, also of mappings that pytree takes for leaves, such as transformers' BatchEncoding."""
     for leaf in tree_leaves(batch):
         yield from _leaves(dict(leaf)) if isinstance(leaf, Mapping) else (leaf,)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A loss over a data set.
+    """A loss of a model over a data set.
 
-    ``loss(model, batch)`` is the mean over the batch's samples; ``batches`` can be gone through again and again (a
-    DataLoader, a list), on the model's device; ``size(batch)`` counts samples, so that ragged batches weigh what they
-    should; ``wrong(model, batch)`` counts wrong answers, where there are any. ``loss_and_wrong(model, batch)``, where
-    given, is both from one forward pass. Batch-norm's statistics are gathered from the ``inputs(batch)`` of
-    ``batches``, or of ``as_trained``: images that the training has moved and cropped have statistics of their own.
+    Args:
+        loss: ``loss(model, batch)`` returns the mean over the batch's samples.
+        batches: can be gone through again and again (a DataLoader, a list), and lie on the model's device.
+        size: ``size(batch)`` counts samples, so that ragged batches weigh what they should.
+        wrong: ``wrong(model, batch)`` counts wrong answers, where there are any.
+        inputs: ``inputs(batch)`` is what the model is called with, to gather batch-norm's statistics.
+        loss_and_wrong: ``loss_and_wrong(model, batch)`` returns both from one forward pass, which is faster.
+        as_trained: the batches to gather batch-norm's statistics from, by default ``batches``. Images that the training
+            has moved and cropped have other statistics than whole ones.
+        logits: ``logits(model, batch)`` returns class scores, a row each, and the labels, to tell calibration.
+        answers: ``answers(batch)`` counts the answers that ``wrong`` is counted among, such as words of an utterance;
+            by default ``size``.
     """
 
     model: nn.Module
@@ -53,20 +62,22 @@ class Task:
     inputs: Callable[[Any], Any] = lambda batch: batch[0] if isinstance(batch, (list, tuple)) else batch
     loss_and_wrong: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None
     as_trained: Iterable[Any] | None = None
+    logits: Callable[[nn.Module, Any], tuple[Tensor, Tensor]] | None = None
+    answers: Callable[[Any], int] | None = None
 
     @property
     def counts_errors(self) -> bool:
         return self.wrong is not None or self.loss_and_wrong is not None
 
     def measure(self, sums: Callable[[Any], Tensor] | None = None) -> tuple[float, float | None]:
-        """Mean loss over all samples, in double precision, and the share of wrong answers in percent.
+        """Returns the mean loss over all samples, in double precision, and the share of wrong answers in percent.
 
-        ``sums(batch)`` is that of the model, where it is to be computed in another way.
+        ``sums(batch)`` replaces ``self.sums(self.model, batch)``, such as by a compiled function.
         """
         return self.means(*self.total(sums or (lambda batch: self.sums(self.model, batch))))
 
     def sums(self, model: nn.Module, batch: Any) -> Tensor:
-        """Loss, and wrong answers, summed over a batch's samples: two numbers that stay on the device."""
+        """Returns sums over a batch, on its device: the loss of all samples, the wrong answers, the answers."""
         wrong: Tensor | None
         if self.loss_and_wrong is not None:
             loss, wrong = self.loss_and_wrong(model, batch)
@@ -75,11 +86,12 @@ class Task:
         check_loss(loss)
         wrong = torch.zeros_like(loss) if wrong is None else torch.as_tensor(wrong)
         wide = widest(loss.device)
-        return torch.stack([loss.to(wide) * self.size(batch), wrong.to(loss.device, wide)])
+        loss, wrong = loss.to(wide) * self.size(batch), wrong.to(loss.device, wide)
+        return torch.stack([loss, wrong, torch.full_like(loss, (self.answers or self.size)(batch))])
 
     @torch.no_grad()
     def total(self, sums: Callable[[Any], Tensor]) -> tuple[Any, int]:
-        """``sums(batch)``, of one model or of several, added up over all batches, and the number of samples."""
+        """Returns the sum of ``sums(batch)``, of one model or several, over all batches, and the number of samples."""
         total, count = None, 0
         for batch in self.batches:
             found = sums(batch)
@@ -89,26 +101,59 @@ class Task:
             raise ValueError(NO_BATCHES)
         return total.tolist(), count
 
-    def means(self, sums: tuple[float, float], count: int) -> tuple[float, float | None]:
-        """Of a model's sums and the number of samples, what ``measure()`` gives."""
-        loss, wrong = sums
-        return loss / count, 100 * wrong / count if self.counts_errors else None
+    def means(self, sums: Sequence[float], count: int) -> tuple[float, float | None]:
+        """Turns the sums of a model over ``count`` samples into the result of ``measure()``."""
+        loss, wrong, answers = sums
+        return loss / count, 100 * wrong / answers if self.counts_errors else None
 
     def recompute_batchnorm(self, forward: Callable[[Any], Any] | None = None) -> None:
-        """Batch-norm's statistics again, of the weights as they are now: the mean of those of all batches.
+        """Gathers batch-norm's statistics of the weights as they are now: the mean of those of all batches.
 
-        ``forward(inputs)`` is the model, where it is to be called in another way.
+        ``forward(inputs)`` replaces the model, such as by a compiled function.
         """
-        bare = getattr(self.model, "_orig_mod", self.model)
-        bare = getattr(bare, "module", bare) if isinstance(bare, nn.parallel.DistributedDataParallel) else bare
-        layers = tracking_layers(bare)
-        moved = [t for layer in layers for t in (layer.running_mean, layer.running_var) if t is not None]
-        if layers and not gather(bare, self.inputs_for_batchnorm(), forward or bare, moved):
-            recompute_bn(bare, self.inputs_for_batchnorm())
+        model = bare(self.model)
+        layers = tracking_layers(model)
+        statistics = [t for layer in layers for t in (layer.running_mean, layer.running_var) if t is not None]
+        if layers and not gather(model, self.inputs_for_batchnorm(), forward or model, statistics):
+            recompute_bn(model, self.inputs_for_batchnorm())
 
     def inputs_for_batchnorm(self) -> Iterator[Any]:
-        """What the statistics are gathered from."""
+        """Yields the inputs that the statistics are gathered from."""
         return map(self.inputs, self.batches if self.as_trained is None else self.as_trained)
+
+
+@torch.no_grad()
+def gather(model: nn.Module, inputs: Iterable[Any], forward: Callable[[Any], object], statistics: list[Tensor]) -> bool:
+    """Sets ``statistics``, which ``forward(inputs)`` moves, to their mean over all inputs, as torch's ``update_bn``.
+
+    The device is not waited for until the end. Returns False where a layer runs more than once in a pass: of its
+    statistics only the last would count.
+    """
+    layers, modes = tracking_layers(model), {module: module.training for module in model.modules()}
+    momenta = [layer.momentum for layer in layers]
+    counters = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
+    device = statistics[0].device
+    seen, total = 0, torch.zeros(sum(t.numel() for t in statistics), dtype=widest(device), device=device)
+    try:
+        model.train()
+        for layer in layers:
+            layer.momentum = 1.0  # a batch leaves its own statistics; update_bn's mean asks the device for a count
+        torch._foreach_zero_(counters)
+        for given in inputs:
+            torch._foreach_zero_(statistics)  # 0 · inf of the batch before would be nan
+            forward(given[0] if isinstance(given, (list, tuple)) else given)
+            total += torch.cat([t.reshape(-1) for t in statistics])
+            seen += 1
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+    if not seen:
+        raise ValueError(NO_BATCHES)
+    means = torch.split(total / seen, [t.numel() for t in statistics])
+    torch._foreach_copy_(statistics, [mean.view_as(t) for mean, t in zip(means, statistics, strict=True)])
+    return torch.stack(counters).eq(seen).all().item() is True
 
 
 def check_task(task: object) -> None:
@@ -123,7 +168,7 @@ def check_loss(loss: object) -> None:
 
 
 def gradients(loss: Tensor, weights: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
-    """Of a batch's loss by the weights; zeros for those that it does not depend on, unless these are all."""
+    """Returns the loss's gradients by the weights; zeros for those it does not depend on, unless these are all."""
     check_loss(loss)
     found: Sequence[Tensor | None] = ()
     if loss.requires_grad:
@@ -136,9 +181,55 @@ def gradients(loss: Tensor, weights: Sequence[Tensor], create_graph: bool = Fals
     return [torch.zeros_like(w) if g is None else g for g, w in zip(found, weights, strict=True)]
 
 
+class FunctionOfModel(nn.Module):
+    """``function(model, batch)`` as a module of the batch, which functional_call() can call with other tensors."""
+
+    def __init__(self, model: nn.Module, function: Callable[[nn.Module, Any], Any], tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.function = function
+        self._index = _names(self, tensors)
+
+    def forward(self, batch: Any) -> Any:
+        return self.function(self.model, batch)
+
+    def called_with(self, values: Sequence[Tensor], batch: Any) -> Any:
+        """Calls the function with ``values`` in place of ``tensors``, tied ones in all their places."""
+        given = {name: values[index] for name, index in self._index.items()}
+        return torch.func.functional_call(self, given, (batch,), tie_weights=False)
+
+
+def _names(module: nn.Module, tensors: Sequence[Tensor]) -> dict[str, int]:
+    """Returns the number of a tensor under all its names, but for those of a module that was met before.
+
+    functional_call() does not restore a module that it meets twice.
+    """
+    number = {id(t): i for i, t in enumerate(tensors)}
+    return {
+        f"{path}.{name}": number[id(t)]
+        for path, inner in module.named_modules()
+        for name, t in (
+            *inner.named_parameters(recurse=False, remove_duplicate=False),
+            *inner.named_buffers(recurse=False, remove_duplicate=False),
+        )
+        if id(t) in number
+    }
+
+
+@contextmanager
+def seeded(devices: Iterable[torch.device], seed: int = 0) -> Iterator[None]:
+    """Seeds torch's random streams; afterwards those of the CPU and of ``devices`` are as they were."""
+    stream = snapshot(devices)
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        put_back(stream)
+
+
 @contextmanager
 def replayed(task: Task) -> Iterator[Task]:
-    """The task with the same random numbers in each pass over its batches; afterwards the streams are as they were."""
+    """Yields the task with the same random numbers in each pass over its batches; restores the streams afterwards."""
     check_task(task)
     stream = snapshot({p.device for p in task.model.parameters()})
     try:
@@ -159,7 +250,7 @@ class _Replayed:
 
 @contextmanager
 def evaluating(model: nn.Module, mode: str = "eval") -> Iterator[None]:
-    """The model in eval mode, and afterwards every module in the mode it was in.
+    """Puts the model in eval mode, and afterwards every module back in the mode it was in.
 
     ``mode="train"`` lets batch-norm, and nothing else, work with the statistics of each batch; the running ones stay.
     """
@@ -185,7 +276,7 @@ def evaluating(model: nn.Module, mode: str = "eval") -> Iterator[None]:
 
 @contextmanager
 def kept(model: nn.Module) -> Iterator[None]:
-    """Whatever happens inside, the model's parameters, buffers and gradients return bit for bit, in their storage."""
+    """Restores the model's parameters, buffers and gradients bit for bit, in their storage, whatever happens inside."""
     tensors = [*model.parameters(), *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
     gradients = [p.grad for p in model.parameters()]

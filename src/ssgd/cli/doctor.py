@@ -22,12 +22,12 @@ import torch
 from torch import nn
 
 from .. import SSGD, __version__
+from ..core.versions import OLDEST, at_least
 from ..lab.data.cifar import ARCHIVES, FOLDERS
+from ..lab.data.download import data_folder
 from ..lab.data.mnist import SERVERS
 from ..lab.data.registry import NAMES
-from ..lab.data.where import data_folder
 
-OLDEST = (2, 11)  # torch
 EXTRAS = {
     "cli": "options such as --lr of ssgd train, a bar",
     "demo": "pictures and a bar of python -m ssgd.demo",
@@ -97,7 +97,7 @@ def show(found: list[Finding], able: bool) -> None:
 def versions() -> Iterator[Finding]:
     system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     yield Finding("machine", "ssgd", True, f"{__version__}, {system}")
-    new_enough = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= OLDEST
+    new_enough = at_least(OLDEST)
     remedy = "" if new_enough else f"ssgd needs torch {'.'.join(map(str, OLDEST))} or newer: pip install -U torch"
     yield Finding("machine", "torch", new_enough, f"{torch.__version__}, {torch.get_num_threads()} threads", remedy)
 

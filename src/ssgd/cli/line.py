@@ -7,11 +7,11 @@ import math
 
 from ..lab.solutions import solution, tasks
 from ..lab.train.terminal import ended, speaks
-from .looking import add_grid, add_options, execution, how
+from .analysis_options import RUN, add_grid, add_options, evaluation_options, execution
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", metavar="A", help="a run's folder, one of its checkpoints, or its weights.safetensors")
+    parser.add_argument("a", metavar="A", help=RUN)
     parser.add_argument("b", metavar="B", help="another of the same net")
     add_grid(parser, points=31, margin=0.5)
     add_options(parser, "line")
@@ -23,24 +23,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def work(options: argparse.Namespace) -> int:
-    from ..analysis.geometry import Line
-    from ..analysis.pictures import draw_line
-    from ..analysis.results import beside
-    from ..analysis.surface import evaluate
+    from ..analysis import Line, draw_line, evaluate
+    from ..analysis.results import with_ending
 
     a, b = solution(options.a), solution(options.b)
     found = tasks(a, execution(options), options.limit, large=True)
     line = Line(a.state, b.state, found["train"].model, names=(a.name, b.name))
-    surface = evaluate(line, found, line.grid(options.points, options.margin), **how(options, a))
+    surface = evaluate(line, found, line.grid(options.points, options.margin), **evaluation_options(options, a))
     if not speaks():  # torchrun's other processes have shared in the points
         return 0
     for name in surface.tasks:
         ends = zip(surface.names, surface.at_anchors(name), surface.at_anchors(name, "error"), strict=True)
-        print(f"{name}: {', '.join(told(*end) for end in ends)}")
-    draw_line(surface, beside(options.out, ".png"))
-    print(f"written: {beside(options.out, '.npz')}, .json and .png")
+        print(f"{name}: {', '.join(sentence(*end) for end in ends)}")
+    draw_line(surface, with_ending(options.out, ".png"))
+    print(f"written: {with_ending(options.out, '.npz')}, .json and .png")
     return 0
 
 
-def told(name: str, loss: float, error: float) -> str:
+def sentence(name: str, loss: float, error: float) -> str:
     return f"{name}: loss {loss:.4f}" + ("" if math.isnan(error) else f", error {error:.2f} %")

@@ -22,6 +22,7 @@ from . import (
     sample,
     sharpness,
     spectrum,
+    tolerance,
     train,
     transcribe,
 )
@@ -34,6 +35,7 @@ COMMANDS = {
     "plane": plane,
     "spectrum": spectrum,
     "sharpness": sharpness,
+    "tolerance": tolerance,
     "sample": sample,
     "transcribe": transcribe,
     "report": report,

@@ -1,4 +1,4 @@
-"""How sharp a minimum is: under S-SGD's noise, in SAM's direction, and in Keskar's box; and which level suits it."""
+"""Sharpness of a minimum under S-SGD's noise, in SAM's direction, and in Keskar's box; a level that suits it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 from ..files import append_line
 from ..lab.solutions import Solution, solution, tasks
 from ..lab.train.terminal import ended
-from .looking import add_options, alone, execution
+from .analysis_options import RUN, add_options, execution, refuse_torchrun
 
 PAIRS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("solutions", nargs="+", metavar="RUN", help=RUN)
     parser.add_argument(
-        "solutions", nargs="+", metavar="RUN", help="a run's folder, a checkpoint, or weights.safetensors"
+        "--level", type=float, default=0.1, help="level of the noise, by the run's distribution (default: 0.1)"
     )
-    parser.add_argument("--level", type=float, default=0.1, help="of noise by the run's distribution (default: 0.1)")
-    parser.add_argument("--pairs", type=int, help="of noise (default: 10, and 4 at each level of --find-level)")
-    parser.add_argument("--rho", type=float, default=0.05, help="SAM's (default: 0.05)")
-    parser.add_argument("--epsilon", type=float, default=1e-3, help="Keskar's (default: 0.001)")
+    parser.add_argument("--pairs", type=int, help="pairs of noises (default: 10, and 4 at each level of --find-level)")
+    parser.add_argument("--rho", type=float, default=0.05, help="length of SAM's step (default: 0.05)")
+    parser.add_argument("--epsilon", type=float, default=1e-3, help="size of Keskar's box (default: 0.001)")
     parser.add_argument("--subspace", type=int, default=100, help="dimension of Keskar's subspace; 0: the full space")
     parser.add_argument("--find-level", action="store_true", help="draw the excess against the level, and suggest one")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, metavar="FILE", help="a line of JSON for each run goes to its end")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="append a line of JSON for each run to this file")
     add_options(parser, "sharpness")
     parser.set_defaults(run=run)
 
@@ -37,26 +37,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def work(options: argparse.Namespace) -> int:
-    alone("sharpness")
-    from ..analysis import results
+    refuse_torchrun("sharpness")
+    from ..analysis.results import with_ending
 
     for number, path in enumerate(options.solutions):
         found = solution(path)
         several = len(options.solutions) > 1
         if several:
             print(f"{found.name}:")
-        row = look_at(found, results.beside(options.out, f"-{number}" if several else ""), options)
+        row = measure(found, with_ending(options.out, f"-{number}" if several else ""), options)
         if options.results is not None:
             append_line(options.results, json.dumps(row, allow_nan=False))
-    print(f"written: {results.beside(options.out, '')}-*.npz and .json")
+    print(f"written: {with_ending(options.out, '')}-*.npz and .json")
     return 0
 
 
-def look_at(found: Solution, out: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Tells and writes how sharp it is; returns it in a few figures."""
-    from ..analysis import results
-    from ..analysis.level import find_level
-    from ..analysis.sharpness import keskar, sam_sharpness, symmetric_excess
+def measure(found: Solution, out: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures, prints and writes the sharpness of one solution; returns its row."""
+    from ..analysis import find_level, keskar, sam_sharpness, save, symmetric_excess
+    from ..analysis.results import with_ending
 
     distribution, task = found.recipe.distribution, tasks(found, execution(options), options.limit)["train"]
     pairs = PAIRS if options.pairs is None else options.pairs
@@ -68,20 +67,20 @@ def look_at(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
     sd = excess.sd if pairs > 1 else None
     spread = "" if sd is None else f" ± {sd:.5f}, worst {excess.worst:.5f}"
     print(f"symmetric excess at level {options.level:g} ({distribution}): {excess.mean:.5f}{spread}")
-    results.save(excess, results.beside(out, "-excess"))
+    save(excess, with_ending(out, "-excess"))
     sam = sam_sharpness(task, options.rho)
     print(f"SAM's at rho {options.rho:g}: {sam.value:.5f}, to first order {sam.first_order:.5f}")
-    results.save(sam, results.beside(out, "-sam"))
+    save(sam, with_ending(out, "-sam"))
     box = keskar(task, options.epsilon, subspace=options.subspace or None, seed=options.seed)
     where = f"a subspace of {options.subspace}" if options.subspace else "the full space"
     print(f"Keskar's at epsilon {options.epsilon:g} in {where}: {box.value:.3f}")
-    results.save(box, results.beside(out, "-keskar"))
+    save(box, with_ending(out, "-keskar"))
     if options.find_level:
-        own = {} if options.pairs is None else {"pairs": options.pairs}
-        curve = find_level(task, distribution=distribution, seed=options.seed, **own)
+        pairs_given = {} if options.pairs is None else {"pairs": options.pairs}
+        curve = find_level(task, distribution=distribution, seed=options.seed, **pairs_given)
         print(curve.verdict)
-        results.save(curve, results.beside(out, "-level"))
-        curve.draw(results.beside(out, "-level.png"))
+        save(curve, with_ending(out, "-level"))
+        curve.draw(with_ending(out, "-level.png"))
     asked = {name: getattr(options, name) for name in ("limit", "level", "rho", "epsilon", "subspace")}
     return {
         "experiment": found.recipe.name,

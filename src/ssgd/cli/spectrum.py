@@ -7,19 +7,15 @@ import math
 
 from ..lab.solutions import solution, tasks
 from ..lab.train.terminal import ended
-from .looking import add_graph, add_options, alone, execution
+from .analysis_options import RUN, add_graph, add_options, add_precision, execution, refuse_torchrun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "solutions", nargs="+", metavar="RUN", help="a run's folder, a checkpoint, or weights.safetensors"
-    )
-    parser.add_argument("--steps", type=int, default=90, help="of Lanczos (default: 90)")
-    parser.add_argument("--probes", type=int, default=5, help="random vectors (default: 5)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--precision", choices=("fp32", "tf32"), default="fp32", help="tf32 is faster on a GPU, to 3 digits"
-    )
+    parser.add_argument("solutions", nargs="+", metavar="RUN", help=RUN)
+    parser.add_argument("--steps", type=int, default=90, help="steps of Lanczos (default: 90)")
+    parser.add_argument("--probes", type=int, default=5, help="random vectors to start from (default: 5)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random vectors (default: 0)")
+    add_precision(parser)
     parser.add_argument(
         "--together", type=int, default=1, metavar="N", help="probes in one pass: faster, in so many times the memory"
     )
@@ -33,11 +29,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def work(options: argparse.Namespace) -> int:
-    alone("spectrum")
-    from ..analysis import results
-    from ..analysis.hessian import Hessian
-    from ..analysis.pictures import draw_spectrum
-    from ..analysis.spectrum import spectrum
+    refuse_torchrun("spectrum")
+    from ..analysis import Hessian, draw_spectrum, save, spectrum
+    from ..analysis.results import with_ending
 
     carried_out, spectra = execution(options), {}
     for number, path in enumerate(options.solutions):
@@ -53,7 +47,7 @@ def work(options: argparse.Namespace) -> int:
             f" ({one.product} products, batch-norm in {one.mode} mode, {one.passes:.0f} passes over the data,"
             f" {one.seconds:.0f} s)"
         )
-        results.save(one, results.beside(options.out, f"-{number}" if len(options.solutions) > 1 else ""))
-    draw_spectrum(spectra, results.beside(options.out, ".png"))
-    print(f"written: {results.beside(options.out, '')}*.npz, .json and {results.beside(options.out, '.png')}")
+        save(one, with_ending(options.out, f"-{number}" if len(options.solutions) > 1 else ""))
+    draw_spectrum(spectra, with_ending(options.out, ".png"))
+    print(f"written: {with_ending(options.out, '')}*.npz, .json and {with_ending(options.out, '.png')}")
     return 0

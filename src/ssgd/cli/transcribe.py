@@ -32,7 +32,7 @@ def work(options: argparse.Namespace) -> int:
     net, speech = trained.trained(options, "speech")
     for file in options.files:
         with torch.no_grad():
-            log_probs, frames = net(*speech.heard(file))
+            log_probs, frames = net(*speech.features_of(file))
         beam = options.beam
         (numbers,) = greedy(log_probs, frames) if beam is None else beam_search(log_probs, frames, beam)
         text = speech.alphabet.decoded(numbers)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..core.versions import inductor_has, recompile_limit
+
 COMPILATIONS = 64  # of one function
 
 Result = TypeVar("Result")
@@ -21,9 +23,14 @@ def compiled_for(device: torch.device, function: Callable[..., Result]) -> Calla
     """
     options: dict[str, str | int | bool | Callable[..., Any]] = {}
     if torch.are_deterministic_algorithms_enabled():
+        if not inductor_has("deterministic"):
+            raise ImportError(
+                f"torch.compile of torch {torch.__version__} has no deterministic mode, which 2.11 has: "
+                "leave out deterministic=true, or add compile=false"
+            )
         options["deterministic"] = True
     elif device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
-        options["triton.enable_pdl"] = True
+        options |= dict.fromkeys(filter(inductor_has, ["triton.enable_pdl"]), True)
     return or_as_it_is(torch.compile(function, dynamic=False, options=options), function)
 
 
@@ -40,7 +47,7 @@ def or_as_it_is(compiled: Callable[..., Result], function: Callable[..., Result]
 
             if chosen is function or not isinstance(problem, BackendCompilerFailed):
                 raise
-            chosen, reason = function, str(problem).partition("\n")[0]
+            chosen, reason = function, str(problem).removeprefix("backend='inductor' raised:\n").partition("\n")[0]
             warnings.warn(f"torch.compile does not work here, and all goes on slower without: {reason}", stacklevel=2)
             return function(*arguments)
 
@@ -51,7 +58,7 @@ def allow_many_compilations() -> None:
     """For the whole process: torch compiles a function for eight nets or shapes, and the ninth would train without."""
     from torch._dynamo import config
 
-    config.recompile_limit = max(config.recompile_limit, COMPILATIONS)
+    setattr(config, recompile_limit(), max(getattr(config, recompile_limit()), COMPILATIONS))
 
 
 def start_compilers() -> None:

@@ -1,29 +1,25 @@
-"""What a training has left, as the analysis looks at it: weights, and the data they were trained and tested on."""
+"""Solutions: the weights that a training has left, and the data they were trained and tested on."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..analysis.task import Task, samples
+from ..analysis.task import Task
 from ..core.checks import check_count
 from . import models
 from .safetensors import read_safetensors
 from .train import checkpoint
 from .train.execution import Execution
 from .train.job import Sources
-from .train.kinds import kind_of
 from .train.recipe import Recipe
 from .train.rundir import RunDir, fingerprint
-
-LARGE = 5000  # small images in a batch
+from .train.tasks import tasks_of
 
 
 @dataclass(frozen=True)
@@ -75,18 +71,14 @@ def net_of(found: Solution, source: Any) -> nn.Module:
     return net
 
 
-def tasks(found: Solution, execution: Execution, limit: int | None = None, large: bool = False) -> dict[str, Task]:
-    """The net of a solution, with its weights, over its training and its test data; both tasks share it.
+def tasks(
+    found: Solution, execution: Execution, limit: int | None = None, large: bool = False, decode: bool = False
+) -> dict[str, Task]:
+    """Returns the net of a solution, with its weights, over its training and its test data; both tasks share it.
 
-    Samples are images, words or utterances: of a text the loss is that of a word, the log of its perplexity, and the
-    error that of the likeliest next word. Utterances have no error, which would need decoding.
-
-    Batch-norm's statistics are to be gathered from the training images as the training augmented them: those of whole
-    images would cost a net that was trained on moved ones points of accuracy.
-
-    ``limit``: of at most so many samples, which the net sees as it was trained to: normalised by all.
-
-    ``large``: in larger batches where a GPU has room for them, as for small images where nothing is differentiated.
+    Args:
+        limit: take at most so many samples, which the net sees as it was trained to: normalised by all.
+        large, decode: see ``tasks_of``.
     """
     device = torch.device(execution.kind)
     recipe = replace(found.recipe, precision="fp32")
@@ -96,30 +88,7 @@ def tasks(found: Solution, execution: Execution, limit: int | None = None, large
         source = source.first(limit)
     net = net_of(found, source)
     net.to(device=device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-    objective, words = kind_of(source).objective, source.kind == "language"
-
-    def judged(model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        if hasattr(net, "reset"):  # a text is taken a batch at a time, each from the beginning
-            net.reset(len(batch[0]))  # type: ignore[operator]
-        loss, sums = objective(model, *batch)
-        return (loss / batch[0].shape[1] if words else loss), sums  # a text's objective is that of a row of words
-
-    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        return judged(model, batch)[0]
-
-    def both(model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        found, (_, right, count) = judged(model, batch)
-        return found, count - right
-
-    parts: dict[str, Callable[..., Iterator[Any]]] = {"train": source.clean_train_batches, "test": source.test_batches}
-    at_once = recipe.batch
-    if large and device.type == "cuda" and source.kind == "images" and _small(*next(iter(source.test_batches(1)))):
-        parts, at_once = {name: partial(batches, LARGE) for name, batches in parts.items()}, LARGE
-    size, counted = _words if words else samples, None if source.kind == "speech" else both
-    made = {name: Task(net, loss, Again(batches), size, loss_and_wrong=counted) for name, batches in parts.items()}
-    if source.kind == "images" and recipe.augment:
-        made["train"] = replace(made["train"], as_trained=Again(partial(_as_trained, source, recipe.seeds[0], at_once)))
-    return made
+    return tasks_of(net, source, recipe, large, decode)
 
 
 def data_of(found: Solution, limit: int | None) -> dict[str, object]:
@@ -128,27 +97,3 @@ def data_of(found: Solution, limit: int | None) -> dict[str, object]:
     if limit is not None:
         given["normalised"] = "as trained"
     return {**given, "statistics": "as trained"} if found.recipe.augment else given
-
-
-def _as_trained(source: Any, seed: int, size: int) -> Iterator[Any]:
-    """The training images of an epoch, in whole batches."""
-    size, epoch = min(size, source.steps(1)), source.epoch(seed, 0)
-    return (epoch.batch(step, size) for step in range(source.steps(size)))
-
-
-def _words(batch: tuple[Tensor, ...]) -> int:
-    return batch[0].numel()
-
-
-def _small(images: Tensor, *_: Tensor) -> bool:
-    return images.shape[-1] <= 32
-
-
-class Again(Iterable[Any]):
-    """What a function gives, from the beginning each time."""
-
-    def __init__(self, batches: Callable[..., Iterator[Any]]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches())

@@ -1,4 +1,4 @@
-"""Data sets, one file a family."""
+"""Data sets: images, texts and speech by name, folders of your own, and Datasets that a function of yours returns."""
 
 from ssgd.lab.data.digits import DigitSplit, digit_images, digits
 from ssgd.lab.data.images import ImageSet

@@ -1,16 +1,101 @@
-"""Which samples make up a batch, and which of them a rank takes."""
+"""Sources of batches, and the arithmetic that they share: samples of a batch, parts of ranks, random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from ssgd.core.noise import mix
+from ssgd.lab.data.faults import Skipped
+
+KEPT = 24  # epochs kept of each source, for trainings that run side by side and may be at different epochs
+
+Key = TypeVar("Key", bound=Hashable)
+Made = TypeVar("Made")
+
+
+class Batches(Protocol):
+    """An epoch of training samples."""
+
+    def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, ...]:
+        """Returns batch ``step`` on the device; of its ``size`` samples rank r takes the r-th of equal parts."""
+        ...
+
+
+class Part(Protocol):
+    """The training, validation or test part of a data set."""
+
+    def first(self, count: int, /) -> Part:
+        """Returns a part of at most so many samples, normalised as all are."""
+        ...
+
+    def steps(self, size: int, /) -> int:
+        """Returns how many whole batches of ``size`` an epoch has; the samples left over sit this epoch out."""
+        ...
+
+    def epoch(self, seed: int, number: int, /) -> Batches:
+        """Returns the samples once, augmented, in an order that is a function of seed and number."""
+        ...
+
+    def in_order(self, size: int, rank: int, ranks: int, /) -> Iterator[tuple[Tensor, ...]]:
+        """Yields rank ``rank``'s share of all samples, not augmented."""
+        ...
+
+
+class Source:
+    """The data of a training: batches on the device, normalised, as a function of seed, epoch and step.
+
+    ``parts`` are "train", "test" and, where there is one, "valid". ``channels`` are those of an image or the features
+    of a frame; ``skipped`` lists the rows and files that were left out.
+    """
+
+    kind = "images"  # or "language", or "speech"
+    test_size = 1000  # samples in a batch that is not trained on
+    epochs_kept = KEPT
+
+    def __init__(
+        self, name: str, classes: int, channels: int, parts: Mapping[str, Part], skipped: Sequence[Skipped] = ()
+    ) -> None:
+        self.name, self.classes, self.channels, self.parts, self.skipped = name, classes, channels, parts, skipped
+        self._epochs: dict[tuple[int, int], Batches] = {}
+
+    def first(self, count: int) -> Source:
+        """Returns a source of at most so many samples of each part, as this one gives them."""
+        fewer = copy(self)
+        fewer.parts, fewer._epochs = {name: part.first(count) for name, part in self.parts.items()}, {}
+        return fewer
+
+    def steps(self, size: int) -> int:
+        """Returns how many whole batches of ``size`` an epoch has; the samples left over sit this epoch out."""
+        return self.parts["train"].steps(size)
+
+    def epoch(self, seed: int, number: int) -> Batches:
+        """Returns epoch ``number`` of seed ``seed``; trainings that ask for the same one share it."""
+        make = partial(self.parts["train"].epoch, seed, number)
+        return made_once(self._epochs, (seed, number), make, self.epochs_kept)
+
+    def test_batches(self, size: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]:
+        """Yields all of the test part; each rank has its share."""
+        return self.parts["test"].in_order(size or self.test_size, rank, ranks)
+
+    def valid_batches(self, size: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]:
+        """Yields all of the validation part; each rank has its share."""
+        return self.parts["valid"].in_order(size or self.test_size, rank, ranks)
+
+    def clean_train_batches(
+        self, size: int | None = None, rank: int = 0, ranks: int = 1
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Yields all of the training part, not augmented; each rank has its share."""
+        return self.parts["train"].in_order(size or self.test_size, rank, ranks)
 
 
 def whole_batches(samples: int, size: int) -> int:
-    """How many batches of ``size`` an epoch has; samples that do not fill one are left out of it."""
+    """Returns how many batches of ``size`` an epoch has; samples that do not fill one are left out of it."""
     if size < 1:
         raise ValueError(f"a batch needs at least 1 sample, not {size}")
     if samples < size:
@@ -19,7 +104,7 @@ def whole_batches(samples: int, size: int) -> int:
 
 
 def part_of_batch(samples: int, step: int, size: int, rank: int, ranks: int) -> slice:
-    """Where rank ``rank``'s part of batch ``step`` lies in the epoch."""
+    """Returns the places in the epoch of rank ``rank``'s part of batch ``step``."""
     steps = whole_batches(samples, size)
     _check_rank(rank, ranks)
     if not 0 <= step < steps:
@@ -32,7 +117,7 @@ def part_of_batch(samples: int, step: int, size: int, rank: int, ranks: int) -> 
 
 
 def in_order(samples: int, size: int, rank: int, ranks: int) -> Iterator[slice]:
-    """Rank ``rank``'s share of all samples, in pieces of at most ``size``: every sample is in one share."""
+    """Yields rank ``rank``'s share of all samples, in pieces of at most ``size``: every sample is in one share."""
     if size < 1:
         raise ValueError(f"a batch needs at least 1 sample, not {size}")
     _check_rank(rank, ranks)
@@ -41,8 +126,24 @@ def in_order(samples: int, size: int, rank: int, ranks: int) -> Iterator[slice]:
 
 
 def generator(seed: int, epoch: int) -> torch.Generator:
-    """The CPU generator of an epoch: what it draws is the same whatever device trains."""
+    """Returns the CPU generator of an epoch: its numbers are the same whatever device trains."""
     return torch.Generator().manual_seed(mix(seed, epoch, 0xDA7A))
+
+
+def made_once(made: dict[Key, Made], key: Key, make: Callable[[], Made], most: int = KEPT) -> Made:
+    """Returns ``made[key]``, made if it is missing. Of more than ``most`` values the one not asked for longest goes."""
+    value = made.pop(key) if key in made else make()
+    made[key] = value
+    if len(made) > most:
+        del made[next(iter(made))]
+    return value
+
+
+def check_limits(train: int | None, test: int | None, what: str, samples: str) -> None:
+    """Refuses limits that would leave the training or the test part of ``what`` without samples."""
+    for part, count in (("train", train), ("test", test)):
+        if count is not None and count < 1:
+            raise ValueError(f"the {part} part of {what} needs at least 1 {samples}, not {count}")
 
 
 def _check_rank(rank: int, ranks: int) -> None:

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their original files, opened without running what a pickle may contain."""
+"""CIFAR-10 and CIFAR-100 from their original files, pickles of which nothing is run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LABELS = {"cifar10": "labels", "cifar100": "fine_labels"}
 
 
 def cifar(name: str, root: str | Path, download: bool = True) -> ImageSet:
-    """``"cifar10"`` or ``"cifar100"``, from ``root/cifar-10-batches-py`` or ``root/cifar-100-python``."""
+    """Reads ``"cifar10"`` or ``"cifar100"`` from ``root/cifar-10-batches-py`` or ``root/cifar-100-python``."""
     if name not in FOLDERS:
         raise ValueError(f"no CIFAR called {name!r}: there are {' and '.join(FOLDERS)}")
     folder = Path(root) / FOLDERS[name]

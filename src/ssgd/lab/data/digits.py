@@ -25,7 +25,7 @@ class DigitSplit:
 
 
 def digits(train: int, seed: int) -> DigitSplit:
-    """Draw `train` images at random for training; all the others are the test set."""
+    """Draws ``train`` images at random for training; all the others are the test set."""
     images = digit_images(train, seed)
     return DigitSplit(
         images.train_images.float() / LARGEST_PIXEL,
@@ -36,7 +36,7 @@ def digits(train: int, seed: int) -> DigitSplit:
 
 
 def digit_images(train: int = 1000, seed: int = 0) -> ImageSet:
-    """The same split with the pixels as they are stored, bytes from 0 to 16."""
+    """Draws the same split with the pixels as they are stored, bytes from 0 to 16."""
     images, labels = _load()
     if not 1 <= train < len(labels):
         raise ValueError(

@@ -1,9 +1,11 @@
-"""Fetch a file whole or not at all, going on where an earlier try was cut, and unpack archives without trust."""
+"""Where data sets lie, downloads that go on where they were cut, and archives unpacked without trust."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import os
+import re
 import sys
 import tarfile
 import tempfile
@@ -21,38 +23,54 @@ from ssgd.files import locked
 
 TIMEOUT = 30  # seconds without a byte
 CHUNK = 1 << 18
+REPLIES = 50  # to one call, which may each be cut
 
 
-def fetch(url: str, target: Path, md5: str | None = None, sha256: str | None = None) -> Path:
-    """The file at ``url`` as ``target``. It arrives in ``target.part`` and gets its name once its sum is right."""
-    sums = {name: expected for name, expected in (("md5", md5), ("sha256", sha256)) if expected}
+def data_folder(given: str | Path | None = None) -> Path:
+    """Returns the folder of data sets: the one given, else that of SSGD_DATA, else the user's cache."""
+    if given or os.environ.get("SSGD_DATA"):
+        return Path(given or os.environ["SSGD_DATA"]).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "ssgd"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ssgd"
+
+
+def fetch(url: str, target: Path, md5: str) -> Path:
+    """Downloads ``url`` to ``target``. It arrives in ``target.part`` and gets its name once its MD5 sum is right.
+
+    A reply that is cut is followed by a request for the rest, ``REPLIES`` times at most and as long as each brings
+    something. What has arrived is kept, so that the next call goes on from there.
+    """
     if target.exists():
-        wrong = _wrong_sum(target, sums)
-        if wrong:
+        if wrong := _wrong_sum(target, md5):
             raise ValueError(f"{target} is damaged or cut short ({wrong}): delete it, and it is downloaded again")
         return target
     with _explained(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
-    before = -1
-    while not _receive(url, part, target):
+    before, whole = -1, False
+    for _ in range(REPLIES):
+        whole = _receive(url, part, target)
+        if whole or not _wrong_sum(part, md5):  # where the server does not tell the length, the sum does
+            break
         now = part.stat().st_size
         if now <= before:
-            raise OSError(
-                f"the connection to {url} was cut after {now} bytes: run this again to go on from there, or download it"
-                f" by hand and put it into {target.parent}"
-            )
+            break
         before = now
-    wrong = _wrong_sum(part, sums)
-    if wrong:
+    if not (wrong := _wrong_sum(part, md5)):
+        part.replace(target)
+        return target
+    if whole:
         part.unlink()
-        raise ValueError(f"what came from {url} is not the published file ({wrong}) and was deleted: run this again")
-    part.replace(target)
-    return target
+        raise ValueError(f"the file from {url} is not the published one ({wrong}) and was deleted: run this again")
+    raise OSError(
+        f"the connection to {url} was cut after {part.stat().st_size} bytes: run this again to go on from there, or"
+        f" download it by hand and put it into {target.parent}"
+    )
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """The files of a tar archive into ``folder``, which gets each top-level entry whole or not at all."""
+    """Unpacks a tar archive into ``folder``, which gets each top-level entry whole or not at all."""
     with _explained(folder), tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as scratch:
         try:
             with tarfile.open(archive) as tar:
@@ -82,7 +100,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """What a disk refuses, as a sentence about the folder."""
+    """Turns an error of the disk into a sentence about the folder."""
     try:
         yield
     except OSError as problem:
@@ -93,7 +111,7 @@ def _explained(folder: Path) -> Iterator[None]:
 
 
 def _receive(url: str, part: Path, target: Path) -> bool:
-    """Asks for what ``part`` lacks and appends it. Whether the file is whole now."""
+    """Requests the bytes that ``part`` lacks and adds them. Returns whether the file is known to be whole now."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "ssgd"})
     if have:
@@ -102,48 +120,45 @@ def _receive(url: str, part: Path, target: Path) -> bool:
     try:
         response: HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as answer:
-        if answer.code == 416 and have:  # nothing lies beyond what is there
+        if answer.code == 416 and have:  # nothing lies beyond the bytes that are there
             return True
         raise OSError(f"the server answered {answer.code} ({answer.reason}): {by_hand}") from answer
     except (OSError, HTTPException) as problem:
         raise OSError(f"no network ({problem}): {by_hand}") from problem
-    with response:
-        if response.status != 206:
-            have = 0
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
-        with (
-            _explained(target.parent),
-            part.open("ab" if have else "wb") as file,
-            _progress(target.name, have, total) as shown,
-        ):
-            for chunk in _chunks(response):
-                file.write(chunk)
-                shown.update(len(chunk))
-    return total is None or part.stat().st_size >= total
+    start = have if response.status == 206 else 0  # a server may send all: then the same bytes are written again
+    length = response.headers.get("Content-Length", "")
+    total = start + int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
+    with (
+        response,
+        _explained(target.parent),
+        part.open("r+b" if have else "wb") as file,
+        _progress(target.name, start, total) as shown,
+    ):
+        file.seek(start)
+        while chunk := _next_bytes(response):
+            file.write(chunk)
+            shown.update(len(chunk))
+        if total is None or file.tell() < total:
+            return False
+        file.truncate()
+        return True
 
 
-def _chunks(response: HTTPResponse) -> Iterator[bytes]:
-    while True:
-        try:
-            chunk = response.read(CHUNK)
-        except (OSError, HTTPException):  # cut: the length tells
-            return
-        if not chunk:
-            return
-        yield chunk
+def _next_bytes(response: HTTPResponse) -> bytes:
+    """Returns bytes as they arrive; none at the end of the reply, after a cut, and after ``TIMEOUT`` without any."""
+    try:
+        return response.read1(CHUNK)
+    except (OSError, HTTPException):
+        return b""
 
 
-def _wrong_sum(path: Path, sums: dict[str, str]) -> str:
-    """Says which sum is not the expected one; nothing if all are."""
-    for name, expected in sums.items():
-        digest = hashlib.new(name, usedforsecurity=False)
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
-        if digest.hexdigest() != expected:
-            return f"its {name} is {digest.hexdigest()}, not {expected}"
-    return ""
+def _wrong_sum(path: Path, expected: str) -> str:
+    """Returns what is wrong with the file's sum, or nothing."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return "" if digest.hexdigest() == expected else f"its md5 is {digest.hexdigest()}, not {expected}"
 
 
 def _check_member(archive: Path, member: tarfile.TarInfo) -> None:
@@ -161,7 +176,7 @@ def _progress(name: str, have: int, total: int | None) -> Any:
 
 
 class _Lines:
-    """Stands in for tqdm: a line on stderr now and then."""
+    """Shows progress as a line on stderr now and then, where tqdm is missing."""
 
     def __init__(self, name: str, have: int, total: int | None) -> None:
         self.name, self.have = name, have

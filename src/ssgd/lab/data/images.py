@@ -1,11 +1,20 @@
-"""A set of labelled images that fits into memory."""
+"""Sets of labelled images that fit into memory: bytes on the device that trains, which become batches there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from ssgd.lab.compilation import or_as_it_is
+from ssgd.lab.data import batches
+from ssgd.lab.data.augment import augmented, mean_and_std, normal_table, normalised
+
+BLOCKS = {"cuda": 4096}  # images made at once, by one kernel; elsewhere a batch at a time
+BLOCKS_KEPT = 2  # of an epoch, for trainings at different steps of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +39,8 @@ class ImageSet:
         return self.train_images.shape[1]
 
     def limited(self, train: int | None = None, test: int | None = None) -> ImageSet:
-        """At most the first so many of each part."""
-        for part, count in (("train", train), ("test", test)):
-            if count is not None and count < 1:
-                raise ValueError(f"the {part} part of {self.name} needs at least 1 image, not {count}")
+        """Returns at most the first ``train`` training images and the first ``test`` test images."""
+        batches.check_limits(train, test, self.name, "image")
         return replace(
             self,
             train_images=self.train_images[:train],
@@ -43,20 +50,122 @@ class ImageSet:
         )
 
     def held_out(self, count: int, seed: int = 0) -> ImageSet:
-        """Tests on ``count`` of the training images and trains on the others: for tuning without the test set."""
-        held, kept = held_out(len(self.train_labels), count, seed)
+        """Returns a set that tests on ``count`` of the training images: for tuning without the test set."""
+        tested, trained = draw_held_out(len(self.train_labels), count, seed)
         return replace(
             self,
-            train_images=self.train_images[kept],
-            train_labels=self.train_labels[kept],
-            test_images=self.train_images[held],
-            test_labels=self.train_labels[held],
+            train_images=self.train_images[trained],
+            train_labels=self.train_labels[trained],
+            test_images=self.train_images[tested],
+            test_labels=self.train_labels[tested],
         )
 
 
-def held_out(images: int, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Which ``count`` of so many images to hold out, and which to keep, both in their old order."""
+def draw_held_out(images: int, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Draws ``count`` of so many images to test on. Returns their numbers and those of the others, both ascending."""
     if not 1 <= count < images:
         raise ValueError(f"hold out between 1 and {images - 1} of the {images} training images, not {count}")
     order = torch.randperm(images, generator=torch.Generator().manual_seed(seed))
     return order[:count].sort().values, order[count:].sort().values
+
+
+def fake_images(train: int = 512, test: int = 128, classes: int = 10) -> ImageSet:
+    """Makes images of 3×32×32 for trying a training out, without files: a pattern for each class, under noise."""
+    numbers = torch.Generator().manual_seed(0)
+    patterns = torch.randn(classes, 3, 8, 8, generator=numbers).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    labels = torch.randint(classes, (train + test,), generator=numbers)
+    noise = torch.randn(train + test, 3, 32, 32, generator=numbers)
+    images = (128 + 24 * patterns[labels] + 40 * noise).clamp(0, 255).byte()
+    return ImageSet("fake", images[:train], labels[:train], images[train:], labels[train:], classes)
+
+
+class DeviceImages(batches.Source):
+    """Batches of an ImageSet, normalised by the mean and deviation of its training images.
+
+    With ``augment``, training images are moved by up to ``padding`` pixels (zeros come in) and, where the set allows,
+    flipped. Order, moves and flips are a function of seed and epoch alone, the same on every device.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        augment: bool = True,
+    ) -> None:
+        device = torch.device(device)
+        make = partial(
+            Labelled,
+            table=normal_table(*mean_and_std(images.train_images)).to(dtype).to(device),
+            augmented=or_as_it_is(torch.compile(augmented), augmented) if device.type == "cuda" else augmented,
+            padding=images.padding if augment else 0,
+            flip=images.flip and augment,
+        )
+        pairs = {
+            "train": (images.train_images, images.train_labels),
+            "test": (images.test_images, images.test_labels),
+        }
+        parts = {
+            name: make(pixels.to(device).permute(0, 2, 3, 1).contiguous(), labels.to(device))
+            for name, (pixels, labels) in pairs.items()
+        }
+        super().__init__(images.name, images.classes, images.channels, parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Images (N, H, W, C, bytes) and labels on the device, and what is done to the images."""
+
+    images: Tensor
+    labels: Tensor
+    table: Tensor
+    augmented: Callable[..., Tensor]
+    padding: int
+    flip: bool
+
+    def first(self, count: int) -> Labelled:
+        return replace(self, images=self.images[:count], labels=self.labels[:count])
+
+    def steps(self, size: int) -> int:
+        return batches.whole_batches(len(self.labels), size)
+
+    def epoch(self, seed: int, number: int) -> Epoch:
+        return Epoch(self, seed, number)
+
+    def in_order(self, size: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
+        pieces = batches.in_order(len(self.labels), size, rank, ranks)
+        return ((normalised(self.images[piece], self.table), self.labels[piece]) for piece in pieces)
+
+
+class Epoch:
+    """The training images once, in an order of their own, each with its move and flip."""
+
+    def __init__(self, part: Labelled, seed: int, number: int) -> None:
+        self._part, self._device = part, part.labels.device
+        numbers, count = batches.generator(seed, number), len(part.labels)
+        order = torch.randperm(count, generator=numbers)
+        moves = torch.randint(-part.padding, part.padding + 1, (2, count), generator=numbers)
+        flips = torch.randint(2, (count,), generator=numbers).bool() & part.flip
+        self._order, self._moves, self._flips = (drawn.to(self._device) for drawn in (order, moves, flips))
+        self._blocks: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
+
+    def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
+        here = batches.part_of_batch(len(self._order), step, size, rank, ranks)
+        steps, share = batches.whole_batches(len(self._order), size), size // ranks
+        length = min(max(BLOCKS.get(self._device.type, 1) // share, 1), steps)
+        first = min(step // length * length, steps - length)  # the last block reaches back: all have one shape
+        key = first, size, rank, ranks
+        if key not in self._blocks:
+            while len(self._blocks) >= BLOCKS_KEPT:  # freed before the next is made, so that memory holds no more
+                del self._blocks[next(iter(self._blocks))]
+            arange = partial(torch.arange, device=self._device)
+            starts = here.start + size * arange(first - step, first - step + length)
+            self._blocks[key] = self._made((starts[:, None] + arange(share)).flatten())
+        x, y = self._blocks[key]
+        rows = slice((step - first) * share, (step - first + 1) * share)
+        return x[rows], y[rows]
+
+    def _made(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        part, chosen = self._part, self._order[places]
+        images = part.augmented(part.images, part.table, chosen, self._moves[:, places], self._flips[places])
+        return images, part.labels[chosen]

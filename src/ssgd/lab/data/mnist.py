@@ -36,7 +36,7 @@ PUBLISHED_MD5 = {  # of the compressed files
 
 
 def mnist(name: str, root: str | Path, download: bool = True) -> ImageSet:
-    """``"mnist"`` or ``"fashion-mnist"``, from the idx files in ``root/mnist`` or ``root/fashion-mnist``."""
+    """Reads ``"mnist"`` or ``"fashion-mnist"`` from the idx files in ``root/mnist`` or ``root/fashion-mnist``."""
     if name not in SERVERS:
         raise ValueError(f"no MNIST called {name!r}: there are {' and '.join(SERVERS)}")
     folder = Path(root) / name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ssgd.lab.data import batches
-from ssgd.lab.data.faults import Faults, Skipped, Unusable
-from ssgd.lab.data.lines import utf8_lines
+from ssgd.lab.data.faults import Faults, Skipped, Unusable, utf8_lines
 
 END, UNKNOWN = "<eos>", "<unk>"
 PARTS = ("train", "valid", "test")
@@ -24,7 +22,7 @@ TREEBANK = (
 
 @dataclass(frozen=True)
 class Text:
-    """Three parts as numbers of words, each sentence with an ``<eos>`` at its end; and what was not read as it is."""
+    """Three parts as numbers of words, each sentence with an ``<eos>`` at its end, and the faults of the files."""
 
     name: str
     vocabulary: tuple[str, ...]
@@ -35,7 +33,7 @@ class Text:
 
 
 def text(folder: str | Path, name: str | None = None, bad: str = "raise") -> Text:
-    """The three files in ``folder`` with ``train``, ``valid`` and ``test`` between the dots of their names.
+    """Reads the three files in ``folder`` with ``train``, ``valid`` and ``test`` between the dots of their names.
 
     The vocabulary is that of the training file, with ``<eos>``, in order of first use. A word of the others that is not
     in it and a line without words are named with file and line; with ``bad="skip"`` the one is read as ``<unk>``, the
@@ -55,7 +53,7 @@ def is_text(folder: Path) -> bool:
 
 
 def fake_text(words: int = 30, train: int = 6000, test: int = 1000) -> Text:
-    """A chain in which each word has three likely successors, for trying a training out: no files, no network."""
+    """Makes a chain in which each word has three likely successors, for trying a training out, without files."""
     numbers = torch.Generator().manual_seed(0)
     likely = torch.rand(words, words, generator=numbers).argsort(1)[:, :3]
     chances = torch.full((words, words), 0.1 / words).scatter_(1, likely, 0.3)
@@ -68,15 +66,15 @@ def fake_text(words: int = 30, train: int = 6000, test: int = 1000) -> Text:
     return Text("fake-text", (END, UNKNOWN, *(f"w{i}" for i in range(2, words))), parts[0], parts[1], parts[2])
 
 
-class TextSource:
+class TextSource(batches.Source):
     """Batches of a text: a batch reads on in ``size`` places of the text at once, ``steps_back`` words at a time.
 
-    Every word is to be told from those before it, the first from ``<eos>``. All epochs are the same. ``train_limit``
+    Every word is predicted from those before it, the first from ``<eos>``. All epochs are the same. ``train_limit``
     and ``test_limit`` keep the first so many words.
     """
 
     kind = "language"
-    channels = 1
+    test_size = 20
 
     def __init__(
         self,
@@ -86,50 +84,22 @@ class TextSource:
         train_limit: int | None = None,
         test_limit: int | None = None,
     ) -> None:
-        self.name, self.vocabulary, self.classes = text.name, text.vocabulary, len(text.vocabulary)
-        self.skipped = text.skipped
-        limits = train_limit, test_limit, test_limit
-        self._train, self._valid, self._test = (
-            Stream(_limited(part, limit).to(device), text.vocabulary.index(END), steps_back)
-            for part, limit in zip((text.train, text.valid, text.test), limits, strict=True)
-        )
-
-    def first(self, count: int) -> TextSource:
-        """At most so many words of each part."""
-        less = copy(self)
-        less._train, less._valid, less._test = (part.first(count) for part in (self._train, self._valid, self._test))
-        return less
-
-    def steps(self, size: int) -> int:
-        """Whole batches of ``size`` in an epoch; words at the end of each place that do not fill one are left out."""
-        return self._train.steps(size)
-
-    def epoch(self, seed: int, number: int) -> Stream:
-        """The training text, whatever the epoch."""
-        return self._train
-
-    def test_batches(self, size: int = 20, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """All of the test text, each word once, read on in ``size`` places; each rank has its share of them."""
-        return self._test.in_order(size, rank, ranks)
-
-    def valid_batches(self, size: int = 20, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same of the validation text."""
-        return self._valid.in_order(size, rank, ranks)
-
-    def clean_train_batches(self, size: int = 20, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same of the training text."""
-        return self._train.in_order(size, rank, ranks)
+        batches.check_limits(train_limit, test_limit, text.name, "word")
+        self.vocabulary, end = text.vocabulary, text.vocabulary.index(END)
+        words = {"train": text.train[:train_limit], "valid": text.valid[:test_limit], "test": text.test[:test_limit]}
+        parts = {name: Words(part.to(device), end, steps_back) for name, part in words.items()}
+        super().__init__(text.name, len(text.vocabulary), 1, parts, text.skipped)
 
 
-class Stream:
-    """Words in a row on the device, and before each of them the one that it follows."""
+class Words:
+    """A part of a text on the device: its words, and for each of them the word before."""
 
     def __init__(self, words: Tensor, end: int, steps_back: int) -> None:
         self._next, self._steps_back = words, steps_back
         self._words = torch.cat([words.new_tensor([end]), words[:-1]])
 
-    def first(self, count: int) -> Stream:
-        return Stream(self._next[:count], int(self._words[0]), self._steps_back)
+    def first(self, count: int) -> Words:
+        return Words(self._next[:count], int(self._words[0]), self._steps_back)
 
     def steps(self, size: int) -> int:
         if size < 1:
@@ -142,8 +112,11 @@ class Stream:
             )
         return steps
 
+    def epoch(self, seed: int, number: int) -> Words:
+        return self
+
     def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
-        """Words and the ones that follow them, [places, steps_back]; rank r reads in the r-th of equal parts."""
+        """Returns words and those that follow them, [places, steps_back]; rank r reads in the r-th of equal parts."""
         part = batches.part_of_batch(size * self.steps(size), step, size, rank, ranks)
         places = slice(part.start - step * size, part.stop - step * size)
         length = len(self._next) // size
@@ -152,7 +125,7 @@ class Stream:
         return x, y
 
     def in_order(self, size: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rank ``rank``'s share of ``size`` places that cover everything; the first ones may be a word longer."""
+        """Yields rank ``rank``'s share of ``size`` places that cover all words; the first ones may be a word longer."""
         shares = list(batches.in_order(size, size, rank, ranks))
         return (batch for share in shares for batch in self._windows(size, share))
 
@@ -169,7 +142,7 @@ class Stream:
 
 
 class _Reader:
-    """Files into numbers. The first file read is the training text: it makes the vocabulary."""
+    """Turns files into numbers. The first file read is the training text: it makes the vocabulary."""
 
     def __init__(self, faults: Faults) -> None:
         self.numbers = {END: 0}
@@ -218,9 +191,3 @@ def _file(folder: Path, part: str) -> Path:
 def _files(folder: Path, part: str) -> list[Path]:
     there = sorted(folder.iterdir()) if folder.is_dir() else []
     return [file for file in there if part in file.stem.split(".") and file.suffix and file.is_file()]
-
-
-def _limited(words: Tensor, limit: int | None) -> Tensor:
-    if limit is not None and limit < 1:
-        raise ValueError(f"each part of the data needs at least 1 word, not {limit}")
-    return words[:limit]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def imagenet_resnet(depth: int, classes: int, channels: int = 3) -> nn.Module:
-    """ResNet18 or 50. As in torchvision, a bottleneck strides in its 3×3 convolution (v1.5), not in the first 1×1."""
+    """Builds ResNet18 or 50. As in torchvision, a bottleneck strides in its 3×3 convolution (v1.5), not in a 1×1."""
     if depth == 18:
         return ImageNetResNet(Basic, (2, 2, 2, 2), classes, channels)
     if depth == 50:

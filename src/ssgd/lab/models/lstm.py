@@ -13,17 +13,17 @@ COLDEST = 1e-6  # the lowest temperature: divided by less, logits might overflow
 
 
 def large_lstm(classes: int, channels: int = 1) -> LanguageModel:
-    """Zaremba's large model: 2 × 1500, dropout 0.65, all weights and biases from U(±0.04)."""
+    """Builds Zaremba's large model: 2 × 1500, dropout 0.65, all weights and biases from U(±0.04)."""
     return LanguageModel(classes, 1500, 2, 0.65, 0.04)
 
 
 def small_lstm(classes: int, channels: int = 1) -> LanguageModel:
-    """1 × 300; dropout 0.5 and U(±0.05), those of Zaremba's medium model, are ours."""
+    """Builds 1 × 300; dropout 0.5 and U(±0.05), those of Zaremba's medium model, are ours."""
     return LanguageModel(classes, 300, 1, 0.5, 0.05)
 
 
 def tiny_lstm(classes: int, channels: int = 1) -> LanguageModel:
-    """2 × 32, for trying things out."""
+    """Builds 2 × 32, for trying things out."""
     return LanguageModel(classes, 32, 2, 0.1, 0.3)
 
 
@@ -60,19 +60,19 @@ class LanguageModel(nn.Module):
         return logits
 
     def reset(self, rows: int) -> None:
-        """Nothing is remembered: a batch of so many rows begins. In eval mode, of an evaluation."""
+        """Forgets the text: a batch of so many rows begins. In eval mode, one of an evaluation."""
         self.memory.reset(rows, self.head.weight)
 
     def carry(self) -> None:
-        """After a training step: the next one goes on from the mean of where this one's passes ended."""
+        """Ends a training step: the next one goes on from the mean of the states that this one's passes ended in."""
         self.memory.carry()
 
     def carried(self) -> Tensor:
-        """What training remembers, rows first, for a checkpoint."""
+        """Returns the state that training carries from step to step, rows first, for a checkpoint."""
         return self.memory.carried()
 
     def carry_from(self, carried: Tensor) -> None:
-        """Training goes on from what carried() returned."""
+        """Lets training go on from a state that carried() returned."""
         self.memory.carry_from(carried, self.head.weight)
 
 
@@ -98,7 +98,7 @@ class Memory(nn.Module):
             self.register_buffer(name, None, persistent=False)
 
     def reset(self, rows: int, like: Tensor) -> None:
-        """Zeros for so many rows, on the device of ``like``."""
+        """Sets zeros for so many rows, on the device of ``like``."""
         if rows < 1:
             raise ValueError(f"a batch needs at least 1 row, not {rows}")
         if self.training:
@@ -107,21 +107,21 @@ class Memory(nn.Module):
             self._evaluated = self._zeros(rows, like)
 
     def begin(self, rows: int) -> Tensor:
-        """Where the next pass over so many rows begins; an evaluation may end with fewer rows than it has."""
-        held = self.state if self.training else self._evaluated
-        if held is None:
+        """Returns the state in which the next pass over so many rows begins; an evaluation may end with fewer rows."""
+        state = self.state if self.training else self._evaluated
+        if state is None:
             raise ValueError(f"call reset({rows}) before the first batch: where the text begins, nothing is remembered")
         first = self._row if self.training else 0
-        if first + rows > len(held):
+        if first + rows > len(state):
             raise ValueError(
-                f"a pass over {rows} rows does not fit after {first} of the batch's {len(held)}: pass over all rows or"
+                f"a pass over {rows} rows does not fit after {first} of the batch's {len(state)}: pass over all rows or"
                 " over parts that add up to them, and call reset() before a batch of another size"
             )
-        return held[first : first + rows]
+        return state[first : first + rows]
 
     @torch.no_grad()
     def end(self, state: Tensor) -> None:
-        """Where the pass ended."""
+        """Takes the state in which a pass ended."""
         if not self.training:
             self._evaluated = state
             return
@@ -133,7 +133,7 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def carry(self) -> None:
-        """The mean of the ends becomes the state; a row that no pass went over keeps its own."""
+        """Makes the mean of the ends the state; a row that no pass went over keeps its own."""
         assert self.state is not None and self.ends is not None and self.passes is not None
         passes = self.passes.view(-1, *[1] * len(self._shape))
         self.state.copy_(torch.where(passes > 0, self.ends / passes.clamp_min(1), self.state))
@@ -152,7 +152,7 @@ class Memory(nn.Module):
         self._make(len(carried), like).copy_(carried)
 
     def _make(self, rows: int, like: Tensor) -> Tensor:
-        """All zero; new tensors only where the number of rows is another."""
+        """Sets all to zero, in new tensors only where the number of rows is another."""
         if self.state is None or self.ends is None or self.passes is None or len(self.state) != rows:
             self.state, self.ends = self._zeros(rows, like), self._zeros(rows, like)
             self.passes = torch.zeros(rows, dtype=like.dtype, device=like.device)
@@ -174,7 +174,7 @@ def generate(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> str:
-    """``start`` continued by ``length`` words, a sentence a line; a low temperature keeps to likely words."""
+    """Continues ``start`` by ``length`` words, a sentence a line; a low temperature keeps to likely words."""
     if not COLDEST <= temperature < math.inf or length < 1:
         raise ValueError(
             f"temperature must be at least {COLDEST:g} and finite, and length at least 1,"

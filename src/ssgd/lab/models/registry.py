@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 
 from torch import nn
 
+from ..imported import imported, takes
+from .convnets import small_cnn, vgg
 from .imagenet_resnet import imagenet_resnet
 from .lstm import large_lstm, small_lstm, tiny_lstm
-from .resnet import DEPTHS, as_tensorflow, cifar_resnet
+from .resnet import DEPTHS, as_tensorflow, cifar_resnet, wide_resnet
 from .sgcn import sgcn
-from .small import small_cnn
-from .vgg import vgg
-from .wide_resnet import wide_resnet
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Model:
 
 
 def build(name: str, classes: int, channels: int = 3) -> nn.Module:
-    """The model of that name for images of so many channels, freshly initialised.
+    """Builds the model of that name for images of so many channels.
 
     ``"package.module:function"`` is a model of your own: ``function(classes)``, which has to know its channels itself.
     """
@@ -44,31 +41,31 @@ def build(name: str, classes: int, channels: int = 3) -> nn.Module:
 
 
 def check_name(name: str) -> None:
+    """Refuses a name that is neither in ``MODELS`` nor that of a function."""
     if ":" not in name and name not in MODELS:
         raise ValueError(
             f"no model called {name!r}: use one of {', '.join(MODELS)}, or 'package.module:function' for your own"
         )
 
 
+def set_dropout(net: nn.Module, p: float) -> None:
+    """Sets the share of units that all ``nn.Dropout`` layers of the net drop."""
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout is the share of units dropped: at least 0 and below 1, not {p!r}")
+    layers = [module for module in net.modules() if isinstance(module, nn.Dropout)]
+    if not layers:
+        raise ValueError(
+            f"{type(net).__name__} has no dropout layers: method=dropout:{p:g} puts one on its dense layer"
+        )
+    for layer in layers:
+        layer.p = p
+
+
 def _own(name: str, classes: int) -> nn.Module:
-    path, _, function = name.partition(":")
-    if not path or path.startswith(".") or not function:
-        raise ValueError(f"{name!r} names no function: write 'package.module:function'")
-    try:
-        module = import_module(path)
-    except ModuleNotFoundError as error:
-        if not f"{path}.".startswith(f"{error.name}."):
-            raise ImportError(f"{path} cannot be imported: {error}") from error  # it is there: what it imports is not
-        raise ValueError(f"no module called {path!r}: install it, or put its folder into PYTHONPATH") from error
-    make = getattr(module, function, None)
-    if not callable(make):
-        raise ValueError(f"{path} has no function called {function!r}: define {function}(classes) there")
-    try:
-        inspect.signature(make).bind(classes)
-    except TypeError:
-        raise ValueError(f"{name} cannot be called with the number of classes: define {function}(classes)") from None
-    except ValueError:  # it has no signature to look at
-        pass
+    make = imported(name, "classes")
+    if not takes(make, classes):
+        function = name.partition(":")[2]
+        raise ValueError(f"{name} cannot be called with the number of classes: define {function}(classes)")
     try:
         net = make(classes)
     except ValueError as error:

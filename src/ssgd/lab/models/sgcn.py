@@ -16,7 +16,7 @@ Length = TypeVar("Length", int, Tensor)
 
 
 def sgcn(units: int, classes: int, channels: int = 40, layers: int = 12, fronts: int = 32) -> nn.Module:
-    """``layers`` layers, of which two are the front end's; ``channels`` features a frame; every second frame."""
+    """Builds an SGCN of ``layers`` layers, two of them the front end, for ``channels`` features a frame."""
     if layers < 3:
         raise ValueError(f"an SGCN of {layers} layers has none that is gated: use at least 3")
     return SGCN(units, classes, channels, layers - 2, fronts)
@@ -70,5 +70,5 @@ class Gated(nn.Module):
 
 
 def _halved(length: Length) -> Length:
-    """What a stride of 2 leaves of a length."""
+    """Returns what a stride of 2 leaves of a length."""
     return (length + 1) // 2

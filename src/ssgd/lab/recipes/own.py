@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from ..data import NAMES
+from ..data.corpora import is_speech
 from ..data.faults import Faults
-from ..data.listing import listed
-from ..data.speech import is_speech
+from ..data.image_files import listed
 from ..data.text import is_text
 from ..models import MODELS, build
 from ..train.recipe import Recipe

@@ -46,8 +46,7 @@ def _surface(
     margin: float,
     path: Path,
 ) -> None:
-    from ...analysis.geometry import Line, Plane
-    from ...analysis.surface import evaluate
+    from ...analysis import Line, Plane, evaluate
 
     found = tasks(solutions[0], execution, samples, large=True)
     net = found["train"].model
@@ -58,10 +57,8 @@ def _surface(
 
 
 def _spectrum(found: Solution, execution: Execution, samples: int | None, steps: int, probes: int, path: Path) -> None:
-    from ...analysis import results
-    from ...analysis.hessian import Hessian
-    from ...analysis.spectrum import spectrum
+    from ...analysis import Hessian, save, spectrum
 
     matrix = Hessian(tasks(found, execution, samples)["train"], graph=execution.kind == "cuda")
     path.parent.mkdir(parents=True, exist_ok=True)
-    results.save(spectrum(matrix, steps, probes, progress=execution.progress), path)
+    save(spectrum(matrix, steps, probes, progress=execution.progress), path)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ...core.parallel import is_sharded
+from ...core.versions import FSDP2, need
 from .execution import Execution
 from .recipe import Recipe
 from .rendezvous import fresh_part
@@ -78,6 +79,8 @@ def check(recipe: Recipe, execution: Execution, ranks: Ranks) -> None:
             f"devices={recipe.devices} takes one process or {recipe.devices}, not {ranks.count}: use torchrun"
             f" --nproc-per-node {recipe.devices}, or none"
         )
+    if recipe.parallel == "fsdp":
+        need(FSDP2, "parallel=fsdp")
     if recipe.parallel == "fsdp" and (unserved := [name for name in methods if name in NEED_REPLICAS]):
         raise ValueError(f"method={unserved[0]} does not go with sharded weights: use parallel=ddp")
     if recipe.parallel == "fsdp" and recipe.per_rank:

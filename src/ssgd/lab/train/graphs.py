@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...analysis.capture import captured_in
+from ...analysis.acceleration import captured_in
 from .steps import Step
 
 WARM_UP = 3  # torch asks for some steps on the stream before capture; compilation happens in the first

@@ -17,7 +17,7 @@ from ...core.noise import DISTRIBUTIONS
 from ...core.selection import KINDS
 from ...methods import registry
 from ..data.faults import BAD
-from ..data.speech.normalisation import NORMALISED
+from ..data.speech.frames import NORMALISED
 from .phases import Schedule, parse
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")

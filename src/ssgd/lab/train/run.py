@@ -27,9 +27,9 @@ from ...methods.dropconnect import dropconnect
 from ...methods.sam import SAM
 from .. import models
 from ..compilation import compiled_for
-from ..data.on_device import DeviceImages
+from ..data.images import DeviceImages
 from ..data.registry import Source
-from ..models.dropout import set_dropout
+from ..models.registry import set_dropout
 from .convolutions import use_fast_convolutions
 from .distributed import Ranks, in_step, load_whole_state, of_each_rank, same_buffers, total, whole_state, wrap
 from .graphs import GraphOf, GraphSteps, unchanged

@@ -1,18 +1,22 @@
-"""Speech: lists of utterances, features, batches, CTC, decoding and error rates."""
+"""Speech: utterances, features, batches, CTC, decoding and error rates."""
 
 from ssgd.lab.data.faults import Faults
-from ssgd.lab.data.speech.alphabet import Alphabet, normalised
-from ssgd.lab.data.speech.ctc import ctc_objective
-from ssgd.lab.data.speech.decoding import beam_search, greedy
-from ssgd.lab.data.speech.filterbank import LogMel, log_mel
-from ssgd.lab.data.speech.load import NAMES, is_speech, load_speech
-from ssgd.lab.data.speech.rates import cer, character_errors, wer, word_errors
-from ssgd.lab.data.speech.source import Corpus, SpeechSource
-from ssgd.lab.data.speech.spec_augment import SpecAugment
-from ssgd.lab.data.speech.utterances import Clip, Utterance
+from ssgd.lab.data.speech.ctc import (
+    Alphabet,
+    beam_search,
+    cer,
+    character_errors,
+    ctc_objective,
+    greedy,
+    normalised,
+    wer,
+    word_errors,
+)
+from ssgd.lab.data.speech.features import LogMel, SpecAugment, log_mel
+from ssgd.lab.data.speech.source import SpeechSource
+from ssgd.lab.data.speech.utterances import Clip, Corpus, Utterance
 
 __all__ = [
-    "NAMES",
     "Alphabet",
     "Clip",
     "Corpus",
@@ -26,8 +30,6 @@ __all__ = [
     "character_errors",
     "ctc_objective",
     "greedy",
-    "is_speech",
-    "load_speech",
     "log_mel",
     "normalised",
     "wer",

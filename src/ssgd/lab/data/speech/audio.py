@@ -1,4 +1,4 @@
-"""Sound from files: wav by itself, NIST sphere, and whatever soundfile reads."""
+"""Sound from files: 16-bit wav, whatever soundfile reads where it is installed, and formats that are registered."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import struct
 import wave
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,27 +14,28 @@ import torch
 from torch import Tensor
 
 from ssgd.lab.data.faults import Unusable
-from ssgd.lab.data.speech.sphere import MAGIC, read_sphere
 from ssgd.lab.data.speech.utterances import Clip, Utterance
 
 HUSH = 1e-3  # of full scale, about that of a quiet room; without any, a pause would stand out from all that is heard
+FORMATS: dict[bytes, Callable[[Path], tuple[Tensor, int]]] = {}  # readers of other formats, by a file's first bytes
 UNKNOWN = 0x7FFF0000  # bytes: what sox and ffmpeg write at least, where they could not know how many would follow
 
 
 def samples(utterance: Utterance, rate: int) -> Tensor:
-    """An utterance's clips one after the other, between −1 and 1; all must have ``rate`` samples a second."""
-    numbers = torch.Generator().manual_seed(zlib.crc32(utterance.key.encode()))
+    """Reads an utterance's clips one after the other, between −1 and 1; all must have ``rate`` samples a second."""
+    numbers = torch.Generator().manual_seed(zlib.crc32(utterance.key.encode("utf-8", "surrogatepass")))
     return torch.cat([_clip(clip, rate, numbers) for clip in utterance.clips])
 
 
 def read_audio(path: Path) -> tuple[Tensor, int]:
-    """A file's samples between −1 and 1, and how many a second. Of several channels, their mean."""
+    """Reads a file's samples between −1 and 1, and how many it has a second. Of several channels, their mean."""
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
         raise Unusable("missing audio", f"{path} is not there, or may not be read")
     with path.open("rb") as file:
-        start = file.read(len(MAGIC))
-    if start == MAGIC:
-        return read_sphere(path)
+        start = file.read(max(map(len, FORMATS), default=0))
+    for first, read in FORMATS.items():
+        if start.startswith(first):
+            return read(path)
     _check_whole(path)
     try:
         import soundfile

@@ -1,103 +1,161 @@
-"""The features of many utterances: in memory, or in a file when there are too many."""
+"""The utterances of a corpus that can be used, with their frames: in memory, or in a file when there are too many."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ssgd.lab.data.faults import Faults, Unusable
-from ssgd.lab.data.speech.utterances import Utterance
+from ssgd.lab.data.speech.ctc import Alphabet, frames_needed
+from ssgd.lab.data.speech.utterances import Features, Utterance
+
+NORMALISED = ("speaker", "global", "none")
+LEAST = 1e-3  # the smallest deviation divided by: a feature that does not move stays where it is
+
+Failed = dict[int, tuple[str, str]]  # by the number of an utterance without features, the kind of fault and a sentence
 
 
-class Features(Protocol):
-    """Makes an utterance's frames (time, features); :class:`Unusable` says that it cannot."""
+@dataclass(frozen=True)
+class Part:
+    """Utterances with their targets and frames: utterance i has ``lengths[i]`` of ``frames``, from ``starts[i]`` on."""
 
-    @property
-    def count(self) -> int: ...
+    utterances: list[Utterance]
+    targets: list[list[int]]
+    frames: Tensor
+    starts: list[int]
+    lengths: list[int]
 
-    def __call__(self, utterance: Utterance) -> Tensor: ...
+    def shift_and_scale(self, normalise: str) -> tuple[Tensor, Tensor]:
+        """Returns shift and scale (utterances, features) that normalise by speaker, by all (``"global"``) or not.
+
+        An utterance without a speaker is normalised by itself.
+        """
+        if normalise == "none" or not self.utterances:
+            size = len(self.utterances), self.frames.shape[1]
+            return torch.zeros(size), torch.ones(size)
+        groups = [
+            "" if normalise == "global" else utterance.speaker or f"by itself: {number}"
+            for number, utterance in enumerate(self.utterances)
+        ]
+        stretches = (self.frames[a : a + n] for a, n in zip(self.starts, self.lengths, strict=True))
+        return by_group(groups, stretches)
+
+
+def usable_part(
+    utterances: Sequence[Utterance],
+    features: Features,
+    alphabet: Alphabet,
+    subsampling: int,
+    faults: Faults,
+    file: Path | None,
+) -> Part:
+    """Returns the utterances with a transcript of the alphabet, features, and frames enough for CTC to emit it.
+
+    The others go to ``faults``. ``subsampling`` is how many frames the net makes one; ``file`` keeps the frames.
+    """
+    written, targets = [], []
+    for utterance in utterances:
+        try:
+            targets.append(alphabet.encoded(utterance.text))
+            written.append(utterance)
+        except Unusable as fault:
+            faults.add(utterance.place, fault)
+    numbers, frames, lengths = gathered(written, features, faults, file)
+    part, start = Part([], [], frames, [], []), 0
+    for number, length in zip(numbers, lengths, strict=True):
+        needed, there = frames_needed(targets[number]), -(-length // subsampling)
+        if needed > there:
+            sentence = f"its transcript needs {needed} frames, and {there} are left of its {length}: CTC cannot emit it"
+            faults.add(written[number].place, Unusable("transcript too long", sentence))
+        else:
+            part.utterances.append(written[number])
+            part.targets.append(targets[number])
+            part.starts.append(start)
+            part.lengths.append(length)
+        start += length
+    return part
 
 
 def gathered(
     utterances: Sequence[Utterance], features: Features, faults: Faults, file: Path | None = None
 ) -> tuple[list[int], Tensor, list[int]]:
-    """Which utterances have features, all their frames one after the other (time, features), and how many each has.
+    """Computes the features of utterances; those that have none go to ``faults``.
 
-    The others go to ``faults``. With ``file`` the frames are written there, and what a later call finds there for the
-    same utterances, unchanged, is not computed again.
+    Returns the numbers of the others, all their frames one after the other (time, features), and how many each has.
+    With ``file`` the frames are written there, and a later call for the same utterances, unchanged, takes them from
+    there.
     """
     if file is None:
         parts: list[Tensor] = []
-        lengths, unheard = _made(utterances, features, faults, parts.append)
+        lengths, failed = _computed(utterances, features, faults, parts.append)
         frames = torch.cat(parts) if parts else torch.empty(0, features.count)
     else:
-        lengths, unheard, frames = _on_disk(utterances, features, faults, file)
-    return sorted(set(range(len(utterances))) - set(unheard)), frames, lengths
+        lengths, failed, frames = _on_disk(utterances, features, faults, file)
+    return [number for number in range(len(utterances)) if number not in failed], frames, lengths
 
 
-Unheard = dict[int, tuple[str, str]]  # by the number of an utterance, kind of fault and sentence
-
-
-def _made(
+def _computed(
     utterances: Sequence[Utterance], features: Features, faults: Faults, keep: Callable[[Tensor], object]
-) -> tuple[list[int], Unheard]:
-    lengths, unheard = [], {}
+) -> tuple[list[int], Failed]:
+    lengths, failed = [], {}
     for number, utterance in enumerate(utterances):
         try:
             frames = features(utterance)
         except Unusable as fault:
             faults.add(utterance.place, fault)
-            unheard[number] = fault.kind, str(fault)
+            failed[number] = fault.kind, str(fault)
         else:
             keep(frames)
             lengths.append(len(frames))
-    return lengths, unheard
+    return lengths, failed
 
 
 def _on_disk(
     utterances: Sequence[Utterance], features: Features, faults: Faults, file: Path
-) -> tuple[list[int], Unheard, Tensor]:
+) -> tuple[list[int], Failed, Tensor]:
     index, key = file.with_name(file.name + ".json"), _key(utterances, features)
-    known = _known(index) if file.exists() else {}
-    if known.get("key") == key and file.stat().st_size == 4 * features.count * sum(known["lengths"]):
-        lengths, unheard = known["lengths"], {number: (kind, why) for number, (kind, why) in known["unheard"]}
-        for number, (kind, why) in unheard.items():
+    known = _known(index, key)
+    if known and file.exists() and file.stat().st_size == 4 * features.count * sum(known[0]):
+        lengths, failed = known
+        for number, (kind, why) in failed.items():
             faults.add(utterances[number].place, Unusable(kind, why))
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
-        parts = [path.with_name(f"{path.name}.{os.getpid()}") for path in (file, index)]  # every rank its own
+        drafts = [path.with_name(f"{path.name}.{os.getpid()}") for path in (file, index)]  # every rank its own
         try:
-            with parts[0].open("wb") as to:
-                lengths, unheard = _made(utterances, features, faults, lambda made: to.write(made.numpy().tobytes()))
-            parts[1].write_text(json.dumps({"key": key, "lengths": lengths, "unheard": list(unheard.items())}))
-            os.replace(parts[0], file)
-            os.replace(parts[1], index)
+            with drafts[0].open("wb") as to:
+                lengths, failed = _computed(utterances, features, faults, lambda made: to.write(made.numpy().tobytes()))
+            drafts[1].write_text(json.dumps({"key": key, "lengths": lengths, "failed": list(failed.items())}))
+            os.replace(drafts[0], file)
+            os.replace(drafts[1], index)
         finally:
-            for part in parts:
-                part.unlink(missing_ok=True)
+            for draft in drafts:
+                draft.unlink(missing_ok=True)
     shape = sum(lengths), features.count
     frames = torch.from_file(str(file), shared=False, size=shape[0] * shape[1]) if lengths else torch.empty(0)
-    return lengths, unheard, frames.view(shape)
+    return lengths, failed, frames.view(shape)
 
 
-def _known(index: Path) -> dict[str, Any]:
-    """What an earlier call left; nothing, where a crash has cut it."""
+def _known(index: Path, key: str) -> tuple[list[int], Failed] | None:
+    """Reads lengths and faults that an earlier call wrote for ``key``; none where the file is not as it was written."""
     try:
-        found: dict[str, Any] = json.loads(index.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found
+        found = json.loads(index.read_text())
+        if found["key"] != key:
+            return None
+        return [int(n) for n in found["lengths"]], {int(n): (str(kind), str(why)) for n, (kind, why) in found["failed"]}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def _key(utterances: Sequence[Utterance], features: Features) -> str:
-    """A digest of all that the frames depend on: features, clips, and the files' sizes and times."""
+    """Returns a digest of all that the frames depend on: features, clips, and the files' sizes and times."""
     digest = hashlib.sha256(repr(features).encode())
     for utterance in utterances:
         digest.update(repr((utterance.key, utterance.clips)).encode())
@@ -108,15 +166,20 @@ def _key(utterances: Sequence[Utterance], features: Features) -> str:
     return digest.hexdigest()
 
 
-def padded(frames: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """(batch, ``longest``, features) from stretches of ``frames``; what follows the end of one means nothing."""
-    places = torch.arange(longest, device=frames.device).clamp(max=lengths[:, None] - 1)
-    return frames[starts[:, None] + places]
+def by_group(groups: Sequence[str], stretches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns shift and scale (utterances, features) that give the frames of each group mean 0 and variance 1.
 
-
-def padded_from_file(frames: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """The same, reading each stretch at once."""
-    out = frames.new_zeros(len(starts), longest, frames.shape[1])
-    for row, start, length in zip(out, starts.tolist(), lengths.tolist(), strict=True):
-        row[:length] = frames[start : start + length]
-    return out
+    ``stretches`` are the frames of each utterance, of the group at the same place in ``groups``.
+    """
+    sums: dict[str, Tensor] = {}
+    for group, frames in zip(groups, stretches, strict=True):
+        frames = frames.double()
+        found = torch.stack([frames.sum(0), frames.square().sum(0), torch.full_like(frames[0], len(frames))])
+        sums[group] = sums[group] + found if group in sums else found
+    made = {}
+    for group, (total, squares, count) in sums.items():
+        mean = total / count
+        variance = (squares / count - mean.square()).clamp(min=LEAST**2)
+        made[group] = mean.float(), variance.rsqrt().float()
+    shifts, scales = zip(*(made[group] for group in groups), strict=True)
+    return torch.stack(shifts), torch.stack(scales)

@@ -1,10 +1,15 @@
-"""What an utterance is."""
+"""Utterances, the corpora that are made of them, and the features that a corpus is taken through."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from ssgd.lab.data.batches import check_limits
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Utterance:
-    """What was said, by whom, and the clips to be heard one after the other. ``place``: the file and row it is from."""
+    """A transcript, its speaker, and clips that follow each other. ``place`` is the file and row that lists it."""
 
     key: str
     text: str
@@ -27,18 +32,51 @@ class Utterance:
     place: str = ""
 
 
+class Features(Protocol):
+    """Makes an utterance's frames (time, features); :class:`Unusable` says that it cannot."""
+
+    @property
+    def count(self) -> int: ...
+
+    def __call__(self, utterance: Utterance) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The utterances of a data set, and the features that the net gets of them."""
+
+    name: str
+    train: Sequence[Utterance]
+    valid: Sequence[Utterance]
+    test: Sequence[Utterance]
+    features: Features
+
+    def held_out(self, count: int) -> Corpus:
+        """Returns a corpus that tests on at least ``count`` of the training utterances, of whole speakers."""
+        train, test = held_out(self.train, count)
+        return replace(self, train=train, test=test)
+
+    def limited(self, train: int | None, test: int | None) -> Corpus:
+        """Returns a corpus of the first so many utterances of a part."""
+        check_limits(train, test, self.name, "utterance")
+        return replace(self, train=self.train[:train], test=self.test[:test])
+
+
 def held_out(utterances: Iterable[Utterance], count: int) -> tuple[list[Utterance], list[Utterance]]:
-    """What is left, and at least ``count`` utterances of whole speakers: those whose names come last."""
+    """Takes out at least ``count`` utterances, of whole speakers: those whose names come last.
+
+    Returns the others, and those taken out.
+    """
     if count < 1:
         raise ValueError(f"hold out at least 1 utterance, not {count}")
     speakers: dict[str, list[Utterance]] = {}
     for utterance in utterances:
         speakers.setdefault(utterance.speaker or utterance.key, []).append(utterance)
-    held: list[Utterance] = []
+    taken: list[Utterance] = []
     for speaker in sorted(speakers, reverse=True):
-        if len(held) >= count:
+        if len(taken) >= count:
             break
-        held = speakers.pop(speaker) + held
+        taken = speakers.pop(speaker) + taken
     if not speakers:
         raise ValueError(f"{count} utterances of whole speakers cannot be held out: no one would be left to train on")
-    return [utterance for rest in speakers.values() for utterance in rest], held
+    return [utterance for rest in speakers.values() for utterance in rest], taken

@@ -1,0 +1,135 @@
+"""Accuracy of solutions under weight noise, pruning, few bits and noisy inputs, as they are and recalibrated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..files import append_line
+from ..lab import models
+from ..lab.columns import in_columns
+from ..lab.solutions import Solution, data_of, solution, tasks
+from ..lab.train.tasks import judged_by_test
+from ..lab.train.terminal import ended
+from .analysis_options import RUN, add_graph, add_options, add_precision, execution, refuse_torchrun
+
+USUAL = {"language": "perplexity", "speech": "error"}  # the figure of a kind; a wrong word is an error of speech
+
+if TYPE_CHECKING:
+    from ..analysis import Tolerance
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("solutions", nargs="+", metavar="RUN", help=f"{RUN}; seeds of one training share a curve")
+    parser.add_argument(
+        "--damage",
+        nargs="+",
+        metavar="NAME=S,S",
+        help="the damages and their strengths, such as noise=0.2,0.4 pruning channel-bits=4; default: nearly all",
+    )
+    parser.add_argument("--draws", type=int, default=25, help="draws of random damage (default: 25)")
+    parser.add_argument(
+        "--recalibrate",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="gather batch-norm's statistics from N training samples (default: 2000)",
+    )
+    parser.add_argument(
+        "--figure",
+        choices=("accuracy", "error", "loss", "perplexity", "ece"),
+        help="the figure to print and to draw; default: accuracy; of texts perplexity, of speech the word error rate",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the damage (default: 0)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="append a line of JSON for each run to this file")
+    add_precision(parser)
+    add_graph(parser)
+    add_options(parser, "tolerance")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    return ended(lambda: work(options), kept="the evaluations that are done")
+
+
+def work(options: argparse.Namespace) -> int:
+    refuse_torchrun("tolerance")
+    from ..analysis import draw_tolerance
+    from ..analysis.results import with_ending
+
+    found = [solution(path) for path in options.solutions]
+    runs: dict[str, list[Tolerance]] = {}
+    for number, one in enumerate(found):
+        out = with_ending(options.out, f"-{number}" if len(found) > 1 else "")
+        result = measure(one, out, options)
+        runs.setdefault(training(one), []).append(result)
+        if options.results is not None:
+            asked = {"limit": options.limit, "damage_seed": options.seed}
+            row = {"experiment": one.recipe.name, "seed": one.recipe.seeds[0], **asked, **result.figures()}
+            append_line(options.results, json.dumps(row, allow_nan=False))
+    what = options.figure or usual_figure(found[0], next(iter(runs.values()))[0])
+    print(table(runs, what))
+    picture = with_ending(options.out, ".png")
+    draw_tolerance(runs, what, picture)
+    print(f"written: {with_ending(options.out, '')}*.npz, .json and {picture}")
+    return 0
+
+
+def measure(found: Solution, out: Path, options: argparse.Namespace) -> Tolerance:
+    """Measures one solution on its test data; its statistics are gathered again from its training data."""
+    from ..analysis import tolerance
+
+    task = judged_by_test(tasks(found, execution(options), options.limit, large=True, decode=True))
+    if not options.quiet:
+        print(found.name)
+    return tolerance(
+        task,
+        None if options.damage is None else dict(map(strengths, options.damage)),
+        draws=options.draws,
+        recalibrate=options.recalibrate,
+        seed=options.seed,
+        out=out,
+        progress=not options.quiet,
+        precision=options.precision,
+        graph=options.graph,
+        data=data_of(found, options.limit),
+    )
+
+
+def strengths(word: str) -> tuple[str, list[float] | None]:
+    """Reads ``noise`` or ``noise=0.2,0.4``."""
+    name, given, values = word.partition("=")
+    try:
+        return name, [float(value) for value in values.split(",")] if given else None
+    except ValueError:
+        raise ValueError(f"--damage {word} is not NAME=NUMBER,NUMBER, such as noise=0.2,0.4") from None
+
+
+def training(found: Solution) -> str:
+    """Returns the folder that holds the seeds of a training."""
+    return re.split(r"/seed-\d+\b", found.name)[0]
+
+
+def usual_figure(found: Solution, result: Tolerance) -> str:
+    """Returns the figure that solutions of this kind of data are known by."""
+    known = models.MODELS.get(found.recipe.model)
+    if known is not None and known.kind in USUAL:
+        return USUAL[known.kind]
+    return "accuracy" if np.isfinite(result.errors[0, 0]).all() else "loss"
+
+
+def table(runs: Mapping[str, Sequence[Tolerance]], what: str) -> str:
+    """Lists the mean over draws and seeds, as it is and recalibrated, of each training."""
+    first = next(iter(runs.values()))[0]
+    rows = [("damage", "strength", *(f"{name}: {what}, {' / '.join(first.columns)}" for name in runs))]
+    means = [np.mean([result.summary(what)[0] for result in results], axis=0) for results in runs.values()]
+    for number, (damage, strength) in enumerate(zip(first.damages, first.strengths, strict=True)):
+        cells = [" / ".join(f"{value:.2f}" for value in mean[number]) for mean in means]
+        rows.append((damage, f"{strength:g}", *cells))
+    return in_columns(rows)
