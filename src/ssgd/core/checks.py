@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from functools import partial
 from numbers import Integral, Real
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 ELSEWHERE = {  # bases whose state is not their own
     "ZeroRedundancyOptimizer": "its state is in optimizers of its own, so that checkpoints would lack it; use FSDP2",
@@ -82,6 +84,21 @@ def check_chosen(perturb: Iterable[Tensor] | None, parameters: Iterable[Tensor])
         raise TypeError('perturb is a list of tensors, not of names: select(model, "conv") and the like make one')
     if any(id(p) not in known for p in perturb):
         raise ValueError("perturb names a tensor that is in none of the base optimizer's parameter groups")
+
+
+def warn_of_reduction(loss: object, half: object, reduction: str) -> None:
+    """Where autograd's graph tells that the loss of a half is a sum, or a mean, and the other was asked for."""
+    node: Any = getattr(loss, "grad_fn", None)
+    found = {1: "mean", 2: "sum"}.get(getattr(node, "_saved_reduction", 0))
+    if type(node).__name__ == "SumBackward0":
+        lengths = {leaf.shape[0] for leaf in tree_leaves(half) if isinstance(leaf, Tensor) and leaf.dim()}
+        found = "sum" if lengths & {*node._saved_self_sym_sizes[:1]} else None
+    if found not in (None, reduction):
+        warnings.warn(
+            f"the loss is a {found} over the samples of a half: call split(..., reduction={found!r}), or the gradient "
+            "is not that of the whole batch",
+            stacklevel=3,
+        )
 
 
 def check_seed(seed: int | None) -> int:

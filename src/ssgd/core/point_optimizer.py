@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from . import random_state
 from .batchnorm import RunningStatistics, check_policy
-from .checks import check_base, check_choice, check_closure, check_count, check_level, check_model
+from .checks import check_base, check_choice, check_closure, check_count, check_level, check_model, warn_of_reduction
 from .gradients import all_finite
 from .halves import halves
 from .parallel import sharding
@@ -32,6 +32,7 @@ class Rule:
     saved_as: tuple[str, ...] = ()  # top-level keys of state_dict() that are the rule's own
     has_noise = False
     no_split = "there is no split()"  # why, where halves() gives nothing
+    shares: Sequence[float] | None = None  # of each point's gradient in the mean, where they are the method's own
     not_capturable: str | None = None  # why a CUDA graph cannot hold a step, where it cannot
     no_scaler: str | None = None  # why a GradScaler cannot be used, where it cannot
 
@@ -142,23 +143,34 @@ class PointOptimizer(Optimizer):
         """Yield the points to take this batch's gradient at; run forward and backward inside ``with point:``."""
         yield from self._begin(None)
 
-    def split(self, *batch: Any) -> Iterator[tuple[Point, Any]]:
+    def split(self, *batch: Any, reduction: str = "mean") -> Iterator[tuple[Point, Any]]:
         """Yield ``(point, half)`` twice: each half of the batch has a point of its own.
 
-        The batch is any nested structure of tensors with one entry a sample. Each half's gradient is weighed by its
-        share of the samples, as the mean loss of the whole batch would. Where no weight moves, it is the whole batch.
+        The batch is any nested structure of tensors, and of lists or tuples, with one entry a sample. Where no weight
+        moves, it is yielded whole.
+
+        Args:
+            reduction: what the loss is over the samples. ``"mean"``: each half's gradient is weighed by its share of
+                them; ``"sum"``: the gradients are added up. A loss of the other kind is warned of where ``point.loss``
+                is what a loss function of torch's or ``sum()`` returned; nothing else tells them apart.
         """
+        check_choice("reduction", reduction, ("mean", "sum"))
         if not self.rule.can_split():
             raise ValueError(self.rule.no_split)
+        if reduction == "sum" and self.rule.shares:
+            raise ValueError(f"{type(self).__name__} weighs its halves by shares of its own: use the mean loss")
         whole = batch[0] if len(batch) == 1 else batch
         parts = [whole]
 
         def halve() -> Sequence[float]:
             parts[:], shares = zip(*halves(whole), strict=True)
-            return shares
+            return shares if reduction == "mean" else (1.0, 1.0)
 
         passes = self._begin(halve)
-        yield from zip(passes, parts, strict=True)
+        for point, part in zip(passes, parts, strict=True):
+            yield point, part
+            if len(parts) > 1:
+                warn_of_reduction(point.loss, part, reduction)
 
     def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # type: ignore[override]
         """Take the base's step with the mean gradient. With a closure, first call it at every point.
