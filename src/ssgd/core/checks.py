@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+RATIO = "the noise level is ||n|| / ||w||"
+LARGEST = 5  # level that is no mistake
 ELSEWHERE = {  # bases whose state is not their own
     "ZeroRedundancyOptimizer": "its state is in optimizers of its own, so that checkpoints would lack it; use FSDP2",
     "PostLocalSGDOptimizer": "wrap the optimizer inside it, and average the weights after step()",
 }
 
 
+def check_call(kind: type, base: object, settings: Mapping[str, object]) -> None:
+    """A call as of torch's own optimizers, with parameters or a class where an instance belongs: show the right one."""
+    if isinstance(base, Optimizer | nn.Module | str) or not isinstance(base, Iterable | type):
+        return
+    name = base.__name__ if isinstance(base, type) else "torch.optim.SGD"
+    known = inspect.signature(kind).parameters
+    theirs = {key: value for key, value in settings.items() if key not in known} or {"lr": 0.1}
+    own = {key: value for key, value in settings.items() if key in known}
+    theirs_shown, own_shown = (", ".join(f"{key}={value!r}" for key, value in part.items()) for part in (theirs, own))
+    raise TypeError(
+        f"{kind.__name__} wraps an optimizer: pass an optimizer instance, such as {name}(model.parameters(), "
+        f"{theirs_shown}):\n    {kind.__name__}({name}(model.parameters(), {theirs_shown}), {own_shown or '...'})"
+    )
+
+
 def check_base(base: object, own_keys: Iterable[str]) -> None:
-    if isinstance(base, type):
-        raise TypeError(f"pass an optimizer instance, such as {base.__name__}(model.parameters(), ...), not the class")
     if not isinstance(base, Optimizer):
         raise TypeError(f"the base must be a torch.optim.Optimizer, not {type(base).__name__}")
     if hasattr(base, "points"):
@@ -36,7 +53,15 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
         raise TypeError("LBFGS is not served: it evaluates its closure at points of its own; use a first-order method")
     if reason := ELSEWHERE.get(type(base).__name__):
         raise TypeError(f"{type(base).__name__} is not served: {reason}")
-    held = [inside for inside in vars(base).values() if isinstance(inside, Optimizer)]
+    needed = [p for p in list(inspect.signature(type(base).step).parameters.values())[1:] if p.default is p.empty]
+    if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in needed):
+        raise TypeError(
+            f"{type(base).__name__}.step() needs a closure, which it calls at points of its own: use a base whose step() "
+            "takes the gradient it finds"
+        )
+    if any(isinstance(p, UninitializedParameter) for group in base.param_groups for p in group["params"]):
+        raise ValueError("a lazy layer has no weights yet: run one batch through the model, then make the optimizer")
+    held = [inside for inside in tree_leaves(dict(vars(base))) if isinstance(inside, Optimizer)]
     theirs, own = ({id(p) for one in opts for g in one.param_groups for p in g["params"]} for opts in (held, [base]))
     if isinstance(getattr(type(base), "param_groups", None), property) or theirs & own:
         raise TypeError(
@@ -51,9 +76,16 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
         raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")
 
 
-def check_model(model: object) -> None:
-    if model is not None and not isinstance(model, nn.Module):
+def check_model(model: object, parameters: Iterable[Tensor]) -> None:
+    if model is None:
+        return
+    if not isinstance(model, nn.Module):
         raise TypeError(f"model must be the nn.Module that is trained, not {type(model).__name__}")
+    if not {id(p) for p in model.parameters()} & {id(p) for p in parameters}:
+        raise ValueError(
+            f"model: this {type(model).__name__} has none of the parameters that the optimizer updates: pass the model "
+            "that is trained, and make the optimizer after what replaces its parameters"
+        )
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -66,7 +98,7 @@ def check_count(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
-def check_level(level: object, meaning: str = "the noise level is ||n|| / ||w||") -> None:
+def check_level(level: object, meaning: str = RATIO) -> None:
     """A level on a device is taken as it is: looking at it would make the host wait."""
     if isinstance(level, Tensor):
         if level.numel() != 1:
@@ -76,6 +108,8 @@ def check_level(level: object, meaning: str = "the noise level is ||n|| / ||w||"
         level = level.item()
     if isinstance(level, bool) or not isinstance(level, Real) or not math.isfinite(level) or level < 0:
         raise ValueError(f"{meaning}: a finite number of at least 0, not {level!r}")
+    if level > LARGEST and meaning == RATIO:
+        raise ValueError(f"{meaning}: {level!r} would drown the weights; {level!r} % is {float(level) / 100:g}")
 
 
 def check_chosen(perturb: Iterable[Tensor] | None, parameters: Iterable[Tensor]) -> None:

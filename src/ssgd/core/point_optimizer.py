@@ -14,11 +14,21 @@ from torch.optim import Optimizer
 
 from . import random_state
 from .batchnorm import RunningStatistics, check_policy
-from .checks import check_base, check_choice, check_closure, check_count, check_level, check_model, warn_of_reduction
+from .checks import (
+    RATIO,
+    check_base,
+    check_call,
+    check_choice,
+    check_closure,
+    check_count,
+    check_level,
+    check_model,
+    warn_of_reduction,
+)
 from .gradients import all_finite
 from .halves import halves
 from .parallel import sharding
-from .passes import LATE, Passes, Point, Route, Stage
+from .passes import LATE, NOTHING, Passes, Point, Route, Stage
 from .weights import Level, NoisyWeights
 
 Loss = Tensor | float
@@ -28,7 +38,7 @@ class Rule:
     """How one method differs from another: what it keeps in each parameter group, and its route through a batch."""
 
     keys: Mapping[str, Any] = {}  # of every parameter group, with their first values; the level comes first
-    level_is = "the noise level is ||n|| / ||w||"  # for errors
+    level_is = RATIO  # for errors
     saved_as: tuple[str, ...] = ()  # top-level keys of state_dict() that are the rule's own
     has_noise = False
     no_split = "there is no split()"  # why, where halves() gives nothing
@@ -88,13 +98,33 @@ class Rule:
         """Take what state() gave; empty where the checkpoint is another method's."""
 
 
+class InGroups:
+    """A name that is no attribute, but a key of the parameter groups."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, opt: object, kind: type | None = None) -> Any:
+        raise AttributeError(f'the level is in the parameter groups: opt.param_groups[i]["{self.name}"]')
+
+    def __set__(self, opt: object, value: object) -> None:
+        raise AttributeError(
+            f'the level is in the parameter groups: for group in opt.param_groups: group["{self.name}"] = {value!r}'
+        )
+
+
 class PointOptimizer(Optimizer):
     """Any torch optimizer, with the mean gradient over the points of a rule. :class:`ssgd.SSGD` explains the options.
 
     A batch is taken through its points by ``points()``, ``split()`` or a closure, and ``step()`` follows.
     """
 
+    noise, rho = InGroups(), InGroups()
     closure_has_points = False  # whether step()'s closure takes its batches through the points, as a trainer's may
+
+    def __new__(cls, *args: Any, **settings: Any) -> Any:
+        check_call(cls, args[0] if args else None, settings)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -107,7 +137,7 @@ class PointOptimizer(Optimizer):
         nonfinite: str = "step",
     ) -> None:
         check_base(base, rule.keys)
-        check_model(model)
+        check_model(model, [p for group in base.param_groups for p in group["params"]])
         check_policy(bn_stats, model)
         check_choice("rng", rng, ("independent", "same"))
         check_choice("nonfinite", nonfinite, ("step", "skip", "raise"))
@@ -196,6 +226,8 @@ class PointOptimizer(Optimizer):
             raise RuntimeError("an exception cut the batch short and its gradients were dropped: skip this step()")
         elif passes.gradients.came_late and not self.rule.is_off(self):
             raise RuntimeError(LATE)
+        elif not (any(passes.gradients.arrivals) or self.rule.is_off(self) or passes.gradients.there()):
+            warnings.warn(NOTHING, stacklevel=2)
         self._step_base()
         self._end_step()
         for after in self._optimizer_step_post_hooks.values():
@@ -276,6 +308,7 @@ class PointOptimizer(Optimizer):
     def attach(self, model: nn.Module) -> None:
         """Name the module trained, as it is called, where a framework wraps or shards it after this was built."""
         self._refuse_inside("attach()")
+        check_model(model, self.all_parameters)
         self.model = model
         self.rule.check(self)
 
@@ -414,8 +447,8 @@ class PointOptimizer(Optimizer):
             )
         if last.stage is Stage.DONE and last.gradients.came_late and not self.rule.is_off(self):
             raise RuntimeError(LATE)
-        if last.stage is Stage.DROPPED or not any([p.grad is not None for p in last.gradients.all]):
-            self._end_step()  # GradScaler skipped the step, or the gradients were cleared behind our back
+        if last.stage is Stage.DROPPED or not last.gradients.there() or last.stepped():
+            self._end_step()  # GradScaler skipped the step, or it was taken or cleared behind our back
         last.close()
 
     def _evaluate(self, closure: Callable[[], Loss]) -> Loss | None:
