@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measure import Row, report, spread
+from ssgd.kernels import convolutions as kernels
 from ssgd.lab.models import build
-from ssgd.lab.train import convolution_kernels as kernels
 from ssgd.lab.train.convolutions import conv3x3, use_fast_convolutions
 
 DEVICE = torch.device("cuda")
@@ -190,7 +190,7 @@ class Tuner:
 
     def __init__(self, processes: int) -> None:
         context = get_context("forkserver")
-        context.set_forkserver_preload(["torch", "triton", "ssgd.lab.train.convolution_kernels", "ssgd.lab.models"])
+        context.set_forkserver_preload(["torch", "triton", "ssgd.kernels.convolutions", "ssgd.lab.models"])
         self.many, self.one = (context.Pool(count, maxtasksperchild=1) for count in (processes, 1))
 
     def usable(self, batch: int, asked: list[tuple[Shape, str, Plan]]) -> list[tuple[Shape, str, Plan]]:

@@ -25,7 +25,8 @@ def rows(device: torch.device) -> list[Row]:
     for way in (ways.points, ways.split, ways.closure, *([ways.sam] if ways.has_sam() else [])):
         used = footprint(partial(way, **base), device)
         selected = selected_bytes(device)
-        goal_kept, goal_held = (0, 1.0) if way is ways.points else (None, None)
+        limit = 2.0  # w and n at a time, or w and the first half of the gradient
+        goal_kept, goal_held = (0, limit) if way is ways.points else (None, None)
         name = way.__name__
         found += [
             Row(f"kept_between_steps_{name}", used.kept - own.kept, "bytes", 1, goal=goal_kept),

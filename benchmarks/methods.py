@@ -56,7 +56,7 @@ def parse_options() -> argparse.Namespace:
 def calls_and_memory(chosen: list[Method], device: torch.device) -> list[Row]:
     """Beyond plain SGD's, for ResNet18's tensors without their net."""
     base = {"lr": 0.1, "momentum": 0.9, "foreach": True}
-    sgd = partial(by_parameters, METHODS["sgd"], **base)
+    sgd = partial(by_parameters, METHODS["base"], **base)
     own_calls, own = count(sgd, device, 1), footprint(sgd, device)
     size = sum(p.numel() * p.element_size() for p in resnet18().parameters())
     found = []
@@ -77,12 +77,12 @@ def calls_and_memory(chosen: list[Method], device: torch.device) -> list[Row]:
 def step_times(chosen: list[Method], device: torch.device, repeats: int) -> list[Row]:
     """Each method on the net of optimizer.py's times, one after the other, again and again."""
     steps = {}
-    for method in [METHODS["sgd"], *(m for m in chosen if m.name != "sgd")]:
+    for method in [METHODS["base"], *(m for m in chosen if m.name != "base")]:
         bench = Bench(Setting(channels_last=True, fused=False), device)
         way = by_net(method, bench.net, lr=1e-3, momentum=0.9, weight_decay=1e-4, foreach=True)
         steps[method.name] = partial(way.step, bench._run, bench.x, bench.y)
     seconds = interleaved(steps, repeats, device)
-    return [ratio(f"{m.name}_time_over_sgd", seconds[m.name], seconds["sgd"]) for m in chosen]
+    return [ratio(f"{m.name}_time_over_sgd", seconds[m.name], seconds["base"]) for m in chosen]
 
 
 def by_parameters(method: Method, parameters: list[nn.Parameter], **base: object) -> Way:

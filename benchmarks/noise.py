@@ -21,18 +21,19 @@ import torch
 from torch import Tensor
 
 from measure import CudaMeter, Row, interleaved, ratio, report, spread
-from ssgd.core.buckets import make_buckets
+from ssgd.core.buckets import Chosen
 from ssgd.core.noise import DISTRIBUTIONS
-from ssgd.core.points import DeviceSeed, FusedTwoPoints, TwoPoints
+from ssgd.core.weights import NoisyWeights
+from ssgd.kernels.noise import FusedWeights
 from ssgd.lab import models
 
 NETS = {"resnet20": ("resnet20", 100), "wrn28_4": ("wrn28-4", 100), "resnet50": ("imagenet-resnet50", 1000)}
 MOVES = ("plus", "rest", "minus", "restore")
-# Reads and writes of all weights in each move. With torch, plus copies (2), draws (1), takes two norms (2) and adds
-# (3); rest copies w + n and w (4); minus doubles (2) and subtracts (3).
+# Reads and writes of all weights in each move. With torch, plus draws (1), takes two norms (2), scales (2), copies (2)
+# and adds (3); minus copies (2) and subtracts (3); rest and restore copy (2).
 PASSES = {
-    "fused": {"plus": 4, "rest": 2, "minus": 2, "restore": 2},
-    "torch": {"plus": 8, "rest": 4, "minus": 5, "restore": 2},
+    "fused": {"plus": 4, "rest": 2, "minus": 4, "restore": 2},
+    "torch": {"plus": 10, "rest": 2, "minus": 5, "restore": 2},
 }
 ASLEEP = 20_000_000  # clock cycles, about 10 ms: longer than it takes to queue a cycle
 
@@ -96,11 +97,8 @@ class Cycle:
     """w → w + n → w → w − n → w, for one list of weights."""
 
     def __init__(self, weights: Sequence[Tensor], fused: bool) -> None:
-        buckets = make_buckets([(w, 0) for w in weights])
-        distribution = DISTRIBUTIONS["sphere"]
-        self.points = FusedTwoPoints(buckets, distribution) if fused else TwoPoints(buckets, distribution)
-        kind = DeviceSeed if fused else torch.Generator
-        self.generators = [kind(bucket.tensors[0].device) for bucket in buckets]
+        kind = FusedWeights if fused else NoisyWeights
+        self.weights = kind([Chosen(w, 0, i) for i, w in enumerate(weights)], DISTRIBUTIONS["sphere"])
         self.bytes = sum(w.numel() * w.element_size() for w in weights)
 
     def run(self) -> None:
@@ -108,10 +106,10 @@ class Cycle:
             self.go(move)
 
     def go(self, move: str) -> None:
-        if move == "plus":
-            self.points.plus([0.1], self.generators)
+        if move in ("plus", "minus"):
+            self.weights.move(1 if move == "plus" else -1, (0, 0, 0), 0, [0.1], again=move == "plus")
         else:
-            getattr(self.points, move)()
+            self.weights.restore()
 
     def device_seconds(self) -> list[float]:
         """Of each move, with the device always busy."""

@@ -25,10 +25,10 @@ import torch
 from measure import Row, report, spread
 from ssgd.cli.main import CONNECTIONS
 from ssgd.lab.data import load
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.execution import Execution, set_up, settled
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.execution import Execution, resolved, set_up
+from ssgd.lab.train.running import Run
 
 COUNTS = (1, 2, 4, 8, 12)
 WORDS, IN_A_STEP = 10_000, 20 * 35
@@ -78,8 +78,10 @@ def write(folder: Path, steps: int) -> None:
 def measured(options: argparse.Namespace) -> list[Row]:
     """In this process, with the connections it was started with."""
     device = torch.device(options.device)
-    recipe = replace(get("beyond/ptb-small/ssgd"), model=options.model, data=options.text, phases="1000S", lr=(1.0,))
-    recipe = settled(recipe, device.type)
+    recipe = replace(
+        get("other_tasks/ptb-small/both"), model=options.model, data=options.text, phases="1000S", lr=(1.0,)
+    )
+    recipe = resolved(recipe, device.type)
     set_up(recipe, Execution(device=device.type))
     source = load(recipe.data, device=device, dtype=torch.float32)
     rows = []

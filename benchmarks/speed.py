@@ -28,11 +28,11 @@ from limits import copy_rate, limit, product_rate
 from measure import Row, ratio, report, spread
 from ssgd.lab import models
 from ssgd.lab.data.images import DeviceImages, ImageSet
-from ssgd.lab.train import classify
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.execution import Execution, set_up, settled
+from ssgd.lab.train.execution import Execution, resolved, set_up
+from ssgd.lab.train.kinds import Images
 from ssgd.lab.train.recipe import Recipe
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 from vmapped import VmappedStep
 
 DEVICE = torch.device("cuda", 0)
@@ -55,10 +55,10 @@ class Case:
 
 
 RESNET20 = {
-    "sgd": Case("sgd"),
-    "both": Case("ssgd:0.2"),
-    "both_in_turn": Case("ssgd:0.2", pair=False),
-    "both_stacked": Case("ssgd:0.2", vmapped=True),
+    "sgd": Case("base"),
+    "both": Case("both:0.2"),
+    "both_in_turn": Case("both:0.2", pair=False),
+    "both_stacked": Case("both:0.2", vmapped=True),
     "split": Case("split:0.15"),
     "split_in_turn": Case("split:0.15", pair=False),
     "split_stacked": Case("split:0.15", vmapped=True),
@@ -136,7 +136,7 @@ def prepare(cases: Sequence[Case], words: Sequence[str]) -> None:
 class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.recipe = settled(Recipe(phases="1000", lr=(0.1,)), "cuda")
+        self.recipe = resolved(Recipe(phases="1000", lr=(0.1,)), "cuda")
         set_up(self.recipe, Execution())  # before the data, as the engine does
         generator = torch.Generator().manual_seed(0)
         images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, generator=generator)
@@ -172,7 +172,7 @@ class Bench:
         )
         if case.vmapped:
             run._eager = VmappedStep(
-                run.method, run.opt, run.model, classify.objective, run._autocast, run.sums, compiled=compiled
+                run.method, run.opt, run.model, Images.objective, run._autocast, run.sums, compiled=compiled
             )
         began = time.perf_counter()
         for _ in range(3):

@@ -20,10 +20,6 @@ BASES: dict[str, Callable[[Any], Optimizer]] = {
     "adamw": lambda p: AdamW(p, lr=0.01),
 }
 
-# Faults that the code is known to have. The machine leaves out the calls that lead to one that stands here, and a test
-# marked xfail in test_fuzz.py shows it; who mends it deletes the name and the mark.
-KNOWN_FAULTS = {"model.zero_grad", "load_after_half", "add_group_half_way", "point_outlives_iterator"}
-
 # Calls that may be refused while a batch has begun and has not ended, besides those that must be.
 MAY_BE_REFUSED_HALF_WAY = {"load_state_dict", "add_param_group"}
 
@@ -35,6 +31,9 @@ SENTENCES = [
     r"a backward\(\) ran after its point was left, or gradients were changed there: call backward\(\) inside",
     r"a point was passed over: wrap the passes in `with point:`",
     r"no gradient came inside the last point: call backward\(\) inside `with point:`",
+    r"step\(\) inside a point would see perturbed weights: leave the `with point:` first",
+    r"step\(\) without points\(\) before it: run forward and backward inside points\(\) or split\(\), in a trainer by",
+    r"add_param_group\(\) before the last point: the batch would go on without it; call it after",
     r"step\(\) after \d of \d points: run all that points\(\) or split\(\) gives before step\(\)",
     r"the last batch was left after \d of \d points: call zero_grad\(\) to drop it",
     r"an exception cut the batch short and its gradients were dropped: skip this step\(\)",
@@ -45,7 +44,6 @@ SENTENCES = [
     r"split\(\) draws once for each half: use pairs=1, or points\(\)",
     r"loaded state dict has a different number of parameter groups",
 ]
-PLAIN_STEP = r"step\(\) without points\(\) before it is the base optimizer's plain step"  # a warning, given once
 
 
 @dataclass(frozen=True)

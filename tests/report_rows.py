@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from ssgd.analysis import Spectrum, Surface, results
-from ssgd.lab.recipes import get
-from ssgd.lab.recipes.beyond import LABELS, labels
+from ssgd.lab.experiments import Results, get
+from ssgd.lab.experiments.questions import LABELS, labels
+from ssgd.lab.experiments.rows import Row
 from ssgd.lab.report import write
-from ssgd.lab.report.runs import as_run
 
 
 def row(name, seed=0, changes=None, **figures):
     """The row of a recipe by name, with ``changes`` to its fields, and figures of its own."""
     recipe = replace(get(name), seeds=(seed,), **(changes or {}))
-    noisy = recipe.method.startswith(("ssgd", "split"))
+    noisy = recipe.method.startswith(("both", "split"))
     return {
         "experiment": recipe.name,
         "model": recipe.model,
@@ -39,7 +39,15 @@ def row(name, seed=0, changes=None, **figures):
 
 
 def run(name, seed=0, changes=None, **figures):
-    return as_run(row(name, seed, changes, **figures))
+    return Row(row(name, seed, changes, **figures))
+
+
+def known(*rows):
+    """The results that hold these rows."""
+    found = Results("nowhere")
+    for one in rows:
+        found.take(one)
+    return found
 
 
 def write_rows(file, rows):
@@ -52,35 +60,28 @@ def write_results(folder):
     curve = [92 - 40 / (epoch + 1) for epoch in range(175)]
     rows = []
     for seed in range(3):
-        rows += [row("table2/cifar10/resnet20/sgd", seed, test_accuracy=92.1 + seed / 10, curve=curve)]
-        rows += [row("table2/cifar10/resnet20/ssgd-0.5", seed, test_accuracy=92.6 + seed / 10, curve=curve)]
-        rows += [row("table2/cifar100/resnet20/sgd", seed, test_accuracy=67.9 + seed / 10)]
+        rows += [row("table2/cifar10/resnet20/base", seed, test_accuracy=92.1 + seed / 10, curve=curve)]
+        rows += [row("table2/cifar10/resnet20/both-0.29", seed, test_accuracy=92.6 + seed / 10, curve=curve)]
+        rows += [row("table2/cifar100/resnet20/base", seed, test_accuracy=67.9 + seed / 10)]
         rows += [
-            row(f"fig3/all/{a}", seed, test_accuracy=70 - 20 * (a - 0.4) ** 2 + seed / 10) for a in (0.2, 0.5, 0.8)
+            row(f"fig3/all/{a}", seed, test_accuracy=70 - 20 * (a - 0.23) ** 2 + seed / 10) for a in (0.12, 0.29, 0.46)
         ]
-        sphere = {"distribution": "sphere", "name": "level/sphere/0.3"}
-        rows += [row("fig3/all/0.3", seed, sphere, test_accuracy=67.0)]
+        rows += [row("noise_units/sphere/0.3", seed, test_accuracy=67.0)]
         rows += [
-            row("table5/small/sgd", seed, test_perplexity=88.9),
-            row("table5/small/ssgd-0.7", seed, test_perplexity=85),
+            row("table5/small/base", seed, test_perplexity=88.9),
+            row("table5/small/both-0.4", seed, test_perplexity=85),
         ]
-        split = {
-            "method": "split",
-            "level": 0.15,
-            "distribution": "sphere",
-            "name": "price/cifar100/resnet20/split-0.15",
-        }
         figures = {"test_accuracy": 69.0 + seed / 10, "test_accuracy_recomputed_bn": 69.2 + seed / 10}
-        rows += [row("table2/cifar100/resnet20/sgd", seed, split, **figures)]
+        rows += [row("equal_cost/cifar100/resnet20/split-0.15", seed, **figures)]
     speech = {"valid_cer": [30.0, 20.0, 15.0], "loss": [3.0, 2.0, 1.0]}
-    rows += [row("table4/an4/sgcn-190/adam", test_wer=20.0, test_cer=8.0, curves=speech)]
+    rows += [row("table4/an4/sgcn-190/base", test_wer=20.0, test_cer=8.0, curves=speech)]
     for place, label in enumerate(LABELS):
-        rows += [row(f"beyond/an4/{label}", seed, test_wer=20.0 - place - seed / 5) for seed in (1, 2, 3)]
-        rows += [row(f"beyond/tiny-imagenet10/{label}", s, test_accuracy=80.0 + place * s / 4) for s in (1, 2, 3)]
+        rows += [row(f"other_tasks/an4/{label}", seed, test_wer=20.0 - place - seed / 5) for seed in (1, 2, 3)]
+        rows += [row(f"other_tasks/tiny-imagenet10/{label}", s, test_accuracy=80.0 + place * s / 4) for s in (1, 2, 3)]
     for place, label in enumerate(labels("ptb-large")):
-        rows += [row(f"beyond/ptb-large/{label}", 1, test_perplexity=78.0 - place)]
+        rows += [row(f"other_tasks/ptb-large/{label}", 1, test_perplexity=78.0 - place)]
     write_rows(folder / "made-up.jsonl", rows)
-    pictures = {"fig2/line": line(), "fig7/plane": plane(), "figA6/sgd": spectrum(9.0), "figA6/ssgd": spectrum(4.0)}
+    pictures = {"fig2/line": line(), "fig7/plane": plane(), "figA6/base": spectrum(9.0), "figA6/both": spectrum(4.0)}
     for name, picture in pictures.items():
         (folder / name).parent.mkdir(exist_ok=True)
         results.save(picture, folder / name)

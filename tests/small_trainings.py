@@ -1,15 +1,17 @@
 """A training of seconds on the embedded digits, in variants: its recipe, its run and what it leaves."""
 
+import argparse
 from dataclasses import replace
 
 import torch
 
+from ssgd.cli.fields import add_fields, chosen, prepared
 from ssgd.core.noise import mix
 from ssgd.lab import models
 from ssgd.lab.data import registry
 from ssgd.lab.train import Recipe, train
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 from ssgd.methods import METHODS
 
 CPU = torch.device("cpu")
@@ -40,7 +42,7 @@ def run_of(recipe, seed=0, data=None):
 
 
 def folder(execution, recipe=SMALL, seed=0):
-    return execution.place(recipe, seed)
+    return execution.run_folder(recipe, seed)
 
 
 def trained(recipe, execution, seed=0):
@@ -59,3 +61,11 @@ def of(method):
     """A short recipe of any method."""
     restarts = {"phases": "1*1", "epochs": 2} if METHODS[method].warm_restarts else {}
     return small(method=method, name=method, train_limit=100, **restarts)
+
+
+def read(*words):
+    """The recipe and the execution that words of `ssgd train` stand for."""
+    parser = argparse.ArgumentParser(prog="ssgd train", add_help=False, allow_abbrev=False)
+    add_fields(parser)
+    options, options.left = parser.parse_known_args(prepared(words))
+    return chosen(options, "ssgd train")

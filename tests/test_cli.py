@@ -9,14 +9,15 @@ import sys
 
 import pytest
 
+from ssgd import paper_level
 from ssgd.cli.compare import variants
 from ssgd.cli.main import CONNECTIONS, main
+from ssgd.lab.experiments import get, names
 from ssgd.lab.models import MODELS
-from ssgd.lab.recipes import RECIPES, get
-from ssgd.lab.recipes.configure import from_command_line
 from ssgd.lab.train import Recipe, RunDir, find_runs
-from ssgd.lab.train.__main__ import main as python_m
 from ssgd.methods import METHODS
+
+from .small_trainings import read
 
 SHORT = ["phases=1", "lr=0.1", "train_limit=100", "test_limit=50", "device=cpu", "progress=false"]
 
@@ -45,18 +46,16 @@ def test_help_lists_the_commands(capsys):
 @pytest.mark.parametrize("command", ["train", "compare"])
 @pytest.mark.parametrize("recipe", [["digits"], []])
 def test_help_of_a_recipe_lists_every_field_with_its_value(command, recipe, here, capsys):
-    pytest.importorskip("tyro", reason="options need tyro")
     with pytest.raises(SystemExit) as ended:
         main([command, *recipe, "--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     for field in ("--weight-decay", "--phases", "--seeds", "--checkpoint-seconds", "--tensorboard", "--out"):
         assert field in shown
-    assert "(default: 8-4)" in shown and "key=value works as well as --key value" in shown
+    assert ("(default: 8-4)" in shown) == bool(recipe) and "key=value works as well as --key value" in shown
 
 
 def test_options_and_words_mix(here, capsys):
-    pytest.importorskip("tyro", reason="options need tyro")
     words = [*SHORT, "method=split:0.3", "--seeds", "3", "4", "--batch", "25", "--no-augment", "--out", "x"]
     assert main(["train", "digits", *words]) == 0
     found = recipes_in("x")
@@ -74,7 +73,7 @@ def test_options_and_words_mix(here, capsys):
     [
         (["--method", "sam"], ("sam", None, {})),
         (["--method=sam"], ("sam", None, {})),
-        (["--method", "ssgd"], ("ssgd", 0.5, {})),
+        (["--method", "both"], ("both", paper_level(0.5), {})),
         (["--method", "split:0.15"], ("split", 0.15, {})),
         (["level=0.1", "--method", "sam"], ("sam", 0.1, {})),
         (["--method", "m-arwp", "--settings.share", "0.3", "--settings.eta=2"],
@@ -82,7 +81,7 @@ def test_options_and_words_mix(here, capsys):
     ],
 )  # fmt: skip
 def test_a_method_is_the_same_as_an_option_and_as_a_word(words, found):
-    recipe, _ = from_command_line("fig3/conv/0.5", words, "ssgd train")
+    recipe, _ = read("fig3/conv/0.29", *words)
     assert (recipe.method, recipe.level, recipe.settings) == found
 
 
@@ -91,28 +90,27 @@ def test_a_method_is_the_same_as_an_option_and_as_a_word(words, found):
     [["phases=1-2", "--lr", "0.3", "0.2"], ["--phases", "1-2", "lr=0.3,0.2"], ["--lr=0.3,0.2", "--phases=1-2"]],
 )
 def test_rates_and_phases_are_read_together_however_they_are_said(words):
-    recipe, execution = from_command_line("cifar100", [*words, "--out", "x"], "ssgd train")
+    recipe, execution = read("cifar100", *words, "--out", "x")
     assert (recipe.phases, recipe.lr, execution.out) == ("1-2", (0.3, 0.2), "x")
 
 
 def test_help_behind_an_option_is_help(capsys):
     with pytest.raises(SystemExit) as ended:
-        from_command_line("digits", ["--lr", "0.1", "-h"], "ssgd train")
+        read("digits", "--lr", "0.1", "-h")
     assert ended.value.code == 0 and "--weight-decay" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--method"], ["--method", "--lr", "0.1"]])
-def test_a_method_that_is_not_said_is_asked_for(words):
-    with pytest.raises(ValueError, match="--method needs a value behind it, as in --method split"):
-        from_command_line("digits", words, "ssgd train")
+def test_a_method_that_is_not_said_is_asked_for(words, capsys):
+    with pytest.raises(SystemExit):
+        read("digits", *words)
+    assert "argument --method: expected one argument" in capsys.readouterr().err
 
 
 def test_a_wrong_option_is_answered(here, capsys):
-    pytest.importorskip("tyro", reason="options need tyro")
     for words in (["--colour", "red"], ["--batch", "0"], ["--batch", "many"]):
-        with pytest.raises(SystemExit) as ended:
-            main(["train", "digits", *words])
-        assert ended.value.code == 2 and words[0].strip("-") in capsys.readouterr().err
+        assert main(["train", "digits", *words]) == 2
+        assert words[0].strip("-") in capsys.readouterr().err
     assert not os.listdir()
 
 
@@ -121,13 +119,22 @@ def test_a_wrong_option_is_answered(here, capsys):
     [
         (["train"], "ssgd: ssgd train needs the name of a recipe: `ssgd recipes` lists them"),
         (["train", "digts"], "ssgd: no recipe called 'digts': did you mean digits?"),
-        (["train", "digits", "colour=red"], "ssgd: cannot use 'colour=red': write key=value"),
+        (["train", "digits", "colour=red"], "ssgd: cannot use 'colour=red': `ssgd train --help` lists the fields"),
+        (
+            ["train", "digits", "noise=0.2"],
+            "ssgd: cannot use 'noise=0.2': the noise level is part of the method: method=s",
+        ),
+        (["train", "digits", "--rho", "0.1"], "ssgd: cannot use 'rho': rho is part of the method: method=sam:0.1"),
+        (["train", "digits", "share=0.1"], "share is part of the method: method=m-arwp settings.share=0.1"),
+        (["train", "digits", "wokers=2"], "ssgd: cannot use 'wokers=2': did you mean workers"),
+        (["train", "digits", "method=ssdg"], "ssgd: no method called 'ssdg': did you mean ssgd"),
+        (["train", "digits", "words"], "ssgd: cannot use 'words': write key=value, after the name of a recipe"),
         (["train", "digits", "phases=1-x"], "ssgd: cannot read phases='1-x'"),
         (["train", "digits", "keep=0"], "ssgd: keep must be a whole number of at least 1"),
-        (["train", "digits", "level=0.3"], "ssgd: sgd has no level to set to 0.3: give a method too"),
-        (["compare", "digits", "--vary", "level=0.1,0.2"], "ssgd: sgd has no level to set to 0.1: give a method too"),
-        (["compare", "digits", "--vary", "method"], "ssgd: cannot use --vary 'method': write --vary method=sgd,"),
-        (["compare", "digits", "--vary", "method=sgd,sgd"], "ssgd: --vary makes digits/sgd twice"),
+        (["train", "digits", "level=0.3"], "ssgd: base has no level to set to 0.3: give a method too"),
+        (["compare", "digits", "--vary", "level=0.1,0.2"], "ssgd: base has no level to set to 0.1: give a method too"),
+        (["compare", "digits", "--vary", "method"], "ssgd: cannot use --vary 'method': write --vary method=base,"),
+        (["compare", "digits", "--vary", "method=base,base"], "ssgd: --vary makes digits/base twice"),
         (["compare", "digits", "--vary", "batch=25", "--vary", "batch=50"], "ssgd: --vary batch is given twice"),
         (["recipes", "digts"], "ssgd: no recipe called 'digts': did you mean digits?"),
     ],
@@ -155,13 +162,13 @@ def test_a_run_that_fails_is_named_and_the_others_are_shown(here, capsys):
 
 
 def test_compare_trains_every_combination_over_all_seeds(here, capsys):
-    words = [*SHORT, "seeds=0,1", "--vary", "method=sgd,split:0.15", "--vary", "batch=25,50"]
+    words = [*SHORT, "seeds=0,1", "--vary", "method=base,split:0.15", "--vary", "batch=25,50"]
     assert main(["compare", "digits", *words]) == 0
     assert len(recipes_in("runs")) == 8
     found = {(recipe.name, recipe.method, recipe.level, recipe.batch) for recipe in recipes_in("runs")}
     assert found == {
-        ("digits/sgd/25", "sgd", None, 25),
-        ("digits/sgd/50", "sgd", None, 50),
+        ("digits/base/25", "base", None, 25),
+        ("digits/base/50", "base", None, 50),
         ("digits/split-0.15/25", "split", 0.15, 25),
         ("digits/split-0.15/50", "split", 0.15, 50),
     }
@@ -179,24 +186,24 @@ def test_compare_trains_every_combination_over_all_seeds(here, capsys):
 
 def test_compare_alone_is_sgd_and_the_two_kinds_of_noise(here, capsys):
     assert main(["compare", "digits", *SHORT]) == 0
-    assert [recipe.method for recipe in recipes_in("runs")] == ["sgd", "split", "ssgd"]
+    assert [recipe.method for recipe in recipes_in("runs")] == ["base", "split", "both"]
     assert main(["compare", "digits", *SHORT, "method=sam", "--out", "one"]) == 0
     assert [recipe.method for recipe in recipes_in("one")] == ["sam"]
 
 
 def test_variants_are_named_by_what_varies():
-    found = variants(get("digits"), ["method=sgd,ssgd:0.3", "momentum=0"])
+    found = variants(get("digits"), ["method=base,both:0.3", "momentum=0"])
     assert [(recipe.name, recipe.method, recipe.level) for recipe in found] == [
-        ("digits/sgd/0", "sgd", None),
-        ("digits/ssgd-0.3/0", "ssgd", 0.3),
+        ("digits/base/0", "base", None),
+        ("digits/both-0.3/0", "both", 0.3),
     ]
     assert variants(get("digits"), []) == [get("digits")]
 
 
 def test_a_finished_run_is_shown_again_and_its_folder_is_a_recipe(here, capsys):
-    assert main(["train", "digits", *SHORT, "method=ssgd"]) == 0
+    assert main(["train", "digits", *SHORT, "method=both"]) == 0
     first = capsys.readouterr().out
-    assert main(["train", "digits", *SHORT, "method=ssgd"]) == 0
+    assert main(["train", "digits", *SHORT, "method=both"]) == 0
     shown = capsys.readouterr()
     assert shown.out == first and "digits/seed-0: finished before, test accuracy" in shown.err
     assert main(["train", "runs/digits/seed-0", *SHORT[4:], "out=again"]) == 0
@@ -220,7 +227,7 @@ def test_a_folder_of_images_needs_a_model_for_images(model, here, monkeypatch, c
         (here / "imgs" / place / "1.png").touch()
     assert main(["compare", f"model={model}", "data=imgs"]) == 2
     assert re.search(rf"ssgd: {model} is for \w+, and imgs is images: choose another", capsys.readouterr().err)
-    recipe, _ = from_command_line(None, ["model=small-cnn", "data=~/imgs"], "ssgd compare")
+    recipe, _ = read("model=small-cnn", "data=~/imgs")
     assert recipe.name == "imgs/small-cnn"
 
 
@@ -234,14 +241,13 @@ def test_a_name_that_is_not_there_is_told_before_the_plan(word, what, here, caps
 
 def test_recipes_are_listed_and_shown(capsys):
     assert main(["recipes"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(RECIPES)
+    assert set(names()) <= set(capsys.readouterr().out.splitlines())
     assert main(["recipes", "table1/cifar10/75-25S-25S"]) == 0
     assert "cost as much as 175 of plain SGD" in capsys.readouterr().out
     assert main(["recipes", "cifar100", "--json"]) == 0
     assert Recipe.from_json(json.loads(capsys.readouterr().out)) == get("cifar100")
     assert main(["recipes", "--json"]) == 0
-    assert [recipe["name"] for recipe in json.loads(capsys.readouterr().out)] == list(RECIPES)
+    assert [recipe["name"] for recipe in json.loads(capsys.readouterr().out)] == names()
 
 
 def test_methods_and_models_are_listed(capsys, monkeypatch):
@@ -306,8 +312,9 @@ def test_tensorboard_gets_the_metrics_when_asked(here):
         assert found == [(row["epoch"], pytest.approx(row[key], rel=1e-6)) for row in metrics]
 
 
-def test_the_bar_shows_loss_accuracy_rate_and_time_left(here, capsys):
+def test_the_bar_shows_loss_accuracy_rate_and_time_left(here, capsys, monkeypatch):
     pytest.importorskip("tqdm", reason="needs tqdm")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     words = [word for word in SHORT if word != "progress=false"]
     assert main(["train", "digits", *words, "phases=30"]) == 0
     shown = capsys.readouterr().err
@@ -316,28 +323,27 @@ def test_the_bar_shows_loss_accuracy_rate_and_time_left(here, capsys):
     assert re.search(r"100%.* 3\.00k/3\.00k ", shown)  # 30 epochs of 100 images
 
 
-def test_python_m_trains_with_torch_and_numpy_alone(here):
-    """Nothing else may be needed: every other package is as if it were not installed."""
-    code = """
+@pytest.mark.parametrize(
+    "missing", [(), ("tqdm", "matplotlib", "tensorboard", "safetensors", "PIL", "scipy", "pandas")]
+)
+def test_without_a_terminal_or_other_packages_there_is_a_line_an_epoch(missing, here):
+    """Nothing but torch and numpy may be needed: every other package is as if it were not installed."""
+    code = f"""
 import sys
-for name in ("tqdm", "tyro", "matplotlib", "tensorboard", "safetensors", "PIL", "scipy", "pandas", "yaml"):
+for name in {missing}:
     sys.modules[name] = None
-from ssgd.lab.train.__main__ import main
+if {missing}:
+    sys.stderr.isatty = lambda: True
+from ssgd.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
     words = [word for word in SHORT if word != "progress=false"]
-    process = subprocess.run([sys.executable, "-c", code, "digits", *words], capture_output=True, text=True)
+    command = [sys.executable, "-c", code, "train", "digits", *words, "phases=2", "--batch", "50"]
+    process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    assert "without tqdm there is no progress bar: pip install tqdm" in process.stderr
-    assert re.search(r"^digits/seed-0: epoch 1: loss \d", process.stderr, re.MULTILINE)
-    assert RunDir("runs/digits/seed-0").result()["epochs"] == 1
-
-
-def test_options_without_tyro_say_what_to_install(here, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tyro", None)
-    assert main(["train", "digits", "--batch", "25"]) == 1
-    assert "options such as --batch need tyro: pip install 'ssgd[cli]', or write key=value" in capsys.readouterr().err
-    assert main(["train", "digits", *SHORT]) == 0
+    assert re.findall(r"^digits/seed-0: epoch (\d): loss \d", process.stderr, re.MULTILINE) == ["1", "2"]
+    assert "\r" not in process.stderr
+    assert RunDir("runs/digits/seed-0").result()["epochs"] == 2
 
 
 def test_tensorboard_that_is_missing_is_named(here, monkeypatch, capsys):
@@ -347,11 +353,17 @@ def test_tensorboard_that_is_missing_is_named(here, monkeypatch, capsys):
     assert not os.path.exists("runs/digits/seed-0/metrics.jsonl")  # before the first epoch, not after it
 
 
-def test_python_m_lists_the_recipes(capsys):
-    assert (python_m(["--help"]), python_m([])) == (0, 2)
-    shown = capsys.readouterr().out
-    assert "python -m ssgd.lab.train RECIPE key=value" in shown and "table2/cifar100/vgg16/ssgd-0.9" in shown
-    assert python_m(["digts"]) == 2 and "did you mean digits?" in capsys.readouterr().err
+def test_a_command_that_is_not_there_suggests_one(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["trian"])
+    assert ended.value.code == 2 and "no command called 'trian': did you mean train?" in capsys.readouterr().err
+
+
+def test_listing_the_methods_loads_no_training():
+    code = "import sys; from ssgd.cli.main import main; main(['methods']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.splitlines()[-1].split() if name.startswith("ssgd.")}
+    assert not {"ssgd.lab.train", "ssgd.lab.experiments", "ssgd.lab.data", "ssgd.cli.train"} & loaded
 
 
 def test_a_reader_that_closes_early_is_no_error():
@@ -363,8 +375,7 @@ def test_a_reader_that_closes_early_is_no_error():
 
 
 def test_a_switch_is_an_option_of_its_own():
-    pytest.importorskip("tyro", reason="options need tyro")
-    recipe, execution = from_command_line("digits", ["--deterministic", "--no-progress", "--nesterov"], "ssgd train")
+    recipe, execution = read("digits", "--deterministic", "--no-progress", "--nesterov")
     assert execution.deterministic and not execution.progress and recipe.nesterov
-    recipe, execution = from_command_line("digits", ["--lr", "0.1", "0.2"], "ssgd train")
+    recipe, execution = read("digits", "--lr", "0.1", "0.2")
     assert not execution.deterministic and execution.progress and not recipe.nesterov

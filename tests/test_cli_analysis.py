@@ -13,7 +13,7 @@ from torch import nn
 
 from ssgd.cli.main import main
 from ssgd.core.batchnorm import tracking_layers
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.solutions import solution, tasks
 from ssgd.lab.train import Execution, train
 from ssgd.lab.train.job import Sources
@@ -256,7 +256,7 @@ def test_sharpness_of_several_runs_leaves_a_row_each(runs, tmp_path, capsys):
 
 def test_noise_has_the_distribution_of_the_run(tmp_path, capsys):
     pytest.importorskip("scipy")
-    changes = ["phases=5", "lr=0.1", "train_limit=200", "method=ssgd:0.3", "distribution=uniform"]
+    changes = ["phases=5", "lr=0.1", "train_limit=200", "method=both:0.3", "distribution=uniform"]
     train(get("digits").with_changes(changes), Execution(out=str(tmp_path), progress=False))
     out, folder = tmp_path / "s-0.1", str(tmp_path / "digits" / "seed-0")
     words = ["sharpness", folder, "--pairs", "2", "--subspace", "3", "--find-level", "--out", str(out)]

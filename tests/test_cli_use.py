@@ -7,7 +7,7 @@ import pytest
 
 from ssgd.cli.compare import variants
 from ssgd.cli.main import main
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 
 from .speech_files import sound, write_wav
 
@@ -58,7 +58,7 @@ def test_a_text_that_has_changed_is_not_written_from(tmp_path, capsys):
     training = ["train", "words", *QUICK, "lr=1", "batch=2", f"data={data}", f"out={tmp_path}"]
     assert main(training) == 0
     assert said(capsys, "sample", run)
-    changed = f"ssgd: the text in {data} is no longer the one this was trained on: bring it back, or train anew"
+    changed = f"ssgd: the text in {data} is no longer the one this was trained on: bring it back, or train again"
     for words in (("a", "c", "b"), ("a", "b", "c", "d")):
         write(*words)
         assert main(["sample", str(run)]) == 2
@@ -96,8 +96,8 @@ def test_models_of_another_kind_are_refused(runs, capsys):
 
 
 def test_variants_stay_below_the_recipe_s_name():
-    found = variants(get("digits"), ["data=../mine,/their/own", "method=sgd,split:0.15"])
-    ends = [f"{data}/{method}" for data in ("..-mine", "-their-own") for method in ("sgd", "split-0.15")]
+    found = variants(get("digits"), ["data=../mine,/their/own", "method=base,split:0.15"])
+    ends = [f"{data}/{method}" for data in ("..-mine", "-their-own") for method in ("base", "split-0.15")]
     assert [recipe.name for recipe in found] == [f"digits/{end}" for end in ends]
 
 

@@ -5,7 +5,7 @@ import torch
 
 from ssgd.core.versions import recompile_limit
 from ssgd.lab.compilation import allow_many_compilations, compiled_for, start_compilers
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train import execution, train
 from ssgd.lab.train.execution import Execution, set_up
 

@@ -92,7 +92,7 @@ def test_whole_numbers_come_out_exactly(name, layout):
 @interpreted
 @pytest.mark.parametrize("name", ["16", "wider"])
 def test_every_plan_gives_the_same(name):
-    from ssgd.lab.train import convolution_kernels as kernels
+    from ssgd.kernels import convolutions as kernels
 
     x, weight, out, gradient, stride = problem(name)
     right = out, *torch.autograd.grad(out, (x, weight), gradient)

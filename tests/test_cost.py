@@ -27,21 +27,27 @@ def benchmarks(monkeypatch):
 
 
 @pytest.mark.parametrize("distribution", ["sphere", "sign", "uniform"])
-def test_points_and_split_call_at_most_20_operators_more_than_the_base(benchmarks, distribution):
-    calls, _, ways = benchmarks
+def test_points_and_split_call_few_operators_more_than_the_base(benchmarks, distribution):
+    """Some for all tensors at once; and for each that gets noise its draw, so that it depends on no other tensor."""
+    calls, memory, ways = benchmarks
     device = torch.device("cpu")
     own = calls.count(partial(ways.sgd, **BASE), device, 1).total()
+    drawn = len(ways.points(list(memory.resnet18().parameters()), lr=0.1).optimizer.selected)
+    draws = 4 if distribution == "sign" else 2
     for way in (ways.points, ways.split):
-        assert calls.count(partial(way, distribution=distribution, **BASE), device, 1).total() - own <= 20
+        used = calls.count(partial(way, distribution=distribution, **BASE), device, 1).total() - own
+        assert used <= 22 + draws * drawn
 
 
-def test_a_pass_holds_one_copy_of_the_perturbed_weights_and_nothing_is_kept(benchmarks):
+@pytest.mark.parametrize("way", ["points", "split", "closure"])
+def test_a_step_holds_two_copies_of_the_perturbed_weights_and_keeps_nothing(benchmarks, way):
+    """w and n at the first point; w and the first point's gradient at the second, whose own gradient is the base's."""
     _, memory, ways = benchmarks
     device = torch.device("cpu")
     own = memory.footprint(partial(ways.sgd, **BASE), device)
-    used = memory.footprint(partial(ways.points, **BASE), device)
-    assert used.kept == own.kept
-    assert (used.held - own.held) / memory.selected_bytes(device) <= 1.0
+    used = memory.footprint(partial(getattr(ways, way), **BASE), device)
+    assert used.kept <= own.kept + 8  # a closure's losses
+    assert (used.peak - own.peak) / memory.selected_bytes(device) <= 2.01  # biases have gradients too
 
 
 def test_a_step_goes_through_the_models_layers_once(monkeypatch):
@@ -53,16 +59,6 @@ def test_a_step_goes_through_the_models_layers_once(monkeypatch):
     monkeypatch.setattr(model, "modules", lambda: found.append(1) or modules())
     take_step(opt, "points", model, x, y)
     assert len(found) == 1
-
-
-@pytest.mark.parametrize(("way", "looks"), [("points", 1), ("closure", 1), ("split", 2)])
-def test_a_walk_looks_for_its_weights_once(monkeypatch, way, looks):
-    model = mlp()
-    opt = SSGD(torch.optim.SGD(model.parameters(), lr=0.1), 0.2)
-    found, look = [], opt._moving_weights
-    monkeypatch.setattr(opt, "_moving_weights", lambda: found.append(1) or look())
-    take_step(opt, way, model, *vectors())
-    assert len(found) == looks  # split() asks first whether there is a batch to halve
 
 
 def test_importing_the_optimizer_loads_torch_and_the_core_alone():

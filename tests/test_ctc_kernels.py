@@ -11,7 +11,7 @@ from .interpreter import why_not
 if reason := why_not("tests/test_cuda_sequences.py"):
     pytest.skip(reason, allow_module_level=True)
 
-from ssgd.lab.data.speech.ctc_kernels import ctc_losses
+from ssgd.kernels.ctc import ctc_losses
 
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 

@@ -13,15 +13,15 @@ import torch
 from ssgd.lab.data import load
 from ssgd.lab.data.augment import cut
 from ssgd.lab.data.speech.ctc import ctc_loss
+from ssgd.lab.experiments import get
 from ssgd.lab.models import build
-from ssgd.lab.recipes import get
 from ssgd.lab.train import Execution, train
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.execution import set_up
-from ssgd.lab.train.graphs import GraphSteps
+from ssgd.lab.train.faster import GraphSteps
 from ssgd.lab.train.job import Sources
 from ssgd.lab.train.recipe import Recipe
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 
 try:
     import pytest
@@ -36,7 +36,7 @@ UTTERANCES = replace(get("utterances"), phases="1-1")
 
 def test_a_language_models_step_is_one_graph_and_the_eager_step() -> None:
     """With dropout, clipping, the carried state and cuDNN's flat weights, over the end of an epoch."""
-    for method in ("sgd", "ssgd", "split"):
+    for method in ("base", "both", "split"):
         said: list[str] = []
         eager, graph = (a_run(method, captured, said) for captured in (False, True))
         in_step(eager, graph)
@@ -75,7 +75,7 @@ def test_ctc_is_torchs() -> None:
 
 
 def test_steps_of_speech_are_graphs_one_a_shape_and_the_eager_steps() -> None:
-    for method in ("sgd", "ssgd", "split"):
+    for method in ("base", "both", "split"):
         said: list[str] = []
         eager, graph = (a_run(method, captured, said, UTTERANCES) for captured in (False, True))
         in_step(eager, graph)
@@ -85,7 +85,7 @@ def test_steps_of_speech_are_graphs_one_a_shape_and_the_eager_steps() -> None:
 
 
 def test_speech_gives_the_same_bits_every_time() -> None:
-    runs = [a_run("ssgd", True, [], UTTERANCES, deterministic=True) for _ in range(2)]
+    runs = [a_run("both", True, [], UTTERANCES, deterministic=True) for _ in range(2)]
     in_step(*runs)
     for a, b in zip(*map(everything, runs), strict=True):
         assert torch.equal(a, b)
@@ -93,7 +93,7 @@ def test_speech_gives_the_same_bits_every_time() -> None:
 
 def test_speech_is_learned() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for method in ("sgd", "ssgd", "split"):
+        for method in ("base", "both", "split"):
             recipe = replace(get("utterances"), name=method, method=method)
             (result,) = train(recipe, Execution(out=folder, progress=False))
             assert result["test_cer"] < 30, result
@@ -119,7 +119,7 @@ def in_step(*runs: Run) -> None:
 
 
 def a_run(method: str, captured: bool, said: list[str], recipe: Recipe = WORDS, deterministic: bool = False) -> Run:
-    recipe = replace(recipe, method=method, level=None if method == "sgd" else 0.2)
+    recipe = replace(recipe, method=method, level=None if method == "base" else 0.2)
     execution = Execution(progress=False, deterministic=deterministic)
     set_up(recipe, execution)
     device = torch.device("cuda", 0)

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from ssgd.lab.safetensors import read_safetensors
 from ssgd.lab.train import Execution, Recipe, compare, train
+from ssgd.lab.train.checkpoint import read_safetensors
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.execution import set_up, settled
+from ssgd.lab.train.execution import resolved, set_up
+from ssgd.lab.train.faster import PairStep
 from ssgd.lab.train.job import Job, Sources
-from ssgd.lab.train.pair import PairStep
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 from ssgd.methods.registry import METHODS
 
 try:
@@ -42,7 +42,7 @@ NEAR = 0.2  # of a first update's norm: bf16 alone makes 0.13
 
 def test_a_run_repeats_itself_to_the_bit() -> None:
     with folders() as (one, other):
-        for method in ("sgd", "ssgd", "split", "sam"):
+        for method in ("base", "both", "split", "sam"):
             recipe = replace(SHORT, method=method, name=method)
             train(recipe, replace(EXACT, out=one))
             train(recipe, replace(EXACT, out=other))
@@ -50,7 +50,7 @@ def test_a_run_repeats_itself_to_the_bit() -> None:
 
 
 def test_runs_side_by_side_are_those_of_each_alone() -> None:
-    recipes = [replace(SHORT, method=m, name=m, seeds=(0, 1)) for m in ("sgd", "ssgd", "split", "sam")]
+    recipes = [replace(SHORT, method=m, name=m, seeds=(0, 1)) for m in ("base", "both", "split", "sam")]
     with folders() as (together, alone):
         jobs = compare(recipes, replace(EXACT, out=together))
         assert all(job.failure is None for job in jobs), [job.failure for job in jobs]
@@ -64,7 +64,7 @@ def test_what_is_read_of_a_busy_run_is_there() -> None:
     """Its figures and its checkpoint are those of all steps taken, though the device is far behind."""
     found = []
     for cycles in (0, 10**9):  # about half a second
-        run = fresh("sgd", [], graph=True)
+        run = fresh("base", [], graph=True)
         run.step()
         with run._on_stream():
             torch.cuda._sleep(cycles)
@@ -90,7 +90,7 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not() -> None:
 
 def test_statistics_gathered_again_are_those_of_a_run_that_is_judged_so() -> None:
     with folders() as (one, other):
-        recipe = replace(SHORT, method="ssgd", level=0.5)
+        recipe = replace(SHORT, method="both", level=0.5)
         (row,) = train(recipe, replace(EXACT, out=one))
         (asked,) = train(replace(recipe, recompute_bn=True), replace(EXACT, out=other))
         assert row["test_accuracy_recomputed_bn"] == asked["test_accuracy"]
@@ -98,7 +98,7 @@ def test_statistics_gathered_again_are_those_of_a_run_that_is_judged_so() -> Non
 
 def test_the_graph_of_every_method_is_its_eager_step() -> None:
     for name in METHODS:
-        if name in ("mirror", "sgd-2x", "sgdr", "ssgdr"):  # ranks; the others are steps of sgd and ssgd
+        if name in ("mirror", "base-2x", "sgdr", "both-sgdr"):  # ranks; the others are steps of sgd and ssgd
             continue
         said, (graph, _) = graph_and_eager(name)
         assert bool(said) == (graph.opt.not_capturable is not None), f"{name} said {said}"
@@ -108,13 +108,13 @@ def test_a_graph_that_is_garbage_does_not_spoil_the_next() -> None:
     """A run and its steps know each other: its graph is let go when the collector comes by."""
     thresholds = gc.get_threshold()
     gc.collect()
-    old = fresh("ssgd", [], graph=True)
+    old = fresh("both", [], graph=True)
     for _ in range(2):
         old.step()
     torch.cuda.synchronize()
     gc.disable()
     del old
-    new = fresh("ssgd", [], graph=True)
+    new = fresh("both", [], graph=True)
     gc.set_threshold(1, 1, 1)
     gc.enable()
     try:
@@ -127,14 +127,14 @@ def test_a_graph_that_is_garbage_does_not_spoil_the_next() -> None:
 
 
 def test_the_graph_of_four_devices_is_their_eager_step() -> None:
-    for name in ("sgd", "ssgd", "split", "smoothout-x2"):
+    for name in ("base", "both", "split", "smoothout-x2"):
         said, _ = graph_and_eager(name, devices=4, pair=True)  # which they are not
         assert not said, f"{name} said {said}"
 
 
 def test_the_graph_of_adam_is_its_eager_step() -> None:
     for optimizer in ("adam", "adamw"):
-        for name in ("sgd", "ssgd"):
+        for name in ("base", "both"):
             said, runs = graph_and_eager(name, pair=True, optimizer=optimizer, lr=(1e-3,))
             assert not said, f"{name} said {said}"
             assert all(tensor.is_cuda for run in runs for tensor in tensors(run)), name
@@ -173,14 +173,14 @@ def test_an_average_taken_up_is_the_one_that_was_saved() -> None:
 
 
 def test_twelve_runs_share_no_stream() -> None:
-    runs = [fresh("ssgd", [], pair=True) for _ in range(12)]
+    runs = [fresh("both", [], pair=True) for _ in range(12)]
     for run in runs:
         run._take_up(run.phase)  # as at the end of a phase
     assert len({stream.cuda_stream for run in runs for stream in (run.stream, run._eager.side)}) == 24
 
 
 def test_both_passes_at_the_same_time_are_the_passes_in_turn() -> None:
-    for name in ("ssgd", "split"):
+    for name in ("both", "split"):
         for graph in (True, False):
             pair, turn = (fresh(name, [], graph=graph, pair=pair) for pair in (True, False))
             for run in (pair, turn):
@@ -194,7 +194,7 @@ def test_both_passes_at_the_same_time_are_the_passes_in_turn() -> None:
 
 
 def test_a_compiled_step_is_near_the_eager_one() -> None:
-    compiled, eager = (fresh("ssgd", [], compiled=c, precision="fp32") for c in (True, False))
+    compiled, eager = (fresh("both", [], compiled=c, precision="fp32") for c in (True, False))
     for run in (compiled, eager):
         run.step()
         torch.cuda.synchronize()
@@ -207,17 +207,17 @@ def test_the_fastest_way_of_a_step_is_near_the_plainest() -> None:
     makes much more of a difference than the way does.
     """
     fastest = {"compiled": True, "graph": True, "pair": True, "kernels": True}
-    for name in ("ssgd", "split"):
+    for name in ("both", "split"):
         plain, fast, clean = (
             update(method, **options)
-            for method, options in ((name, {"precision": "fp32"}), (name, fastest), ("sgd", {"precision": "fp32"}))
+            for method, options in ((name, {"precision": "fp32"}), (name, fastest), ("base", {"precision": "fp32"}))
         )
         off, of_noise = (float((one - plain).norm() / plain.norm()) for one in (fast, clean))
         assert off < NEAR < of_noise / 2, f"{name}: off by {off:.3f}, without noise by {of_noise:.3f}"
 
 
 def test_nothing_waits_for_the_device_inside_an_epoch() -> None:
-    for name in ("sgd", "ssgd", "split", "sam"):
+    for name in ("base", "both", "split", "sam"):
         run = fresh(name, [], graph=True, pair=True)
         run.step()  # captures
         with run._on_stream():
@@ -250,7 +250,7 @@ def test_without_memory_for_its_graph_a_run_waits_for_the_other() -> None:
         return act(step, *arguments)
 
     plain, how = PairStep._pass, replace(EXACT, compile=False)
-    recipe = replace(SHORT, method="ssgd", seeds=(0, 1))
+    recipe = replace(SHORT, method="both", seeds=(0, 1))
     with folders() as (together, alone):
         PairStep._pass = wanting  # type: ignore[method-assign]
         try:
@@ -302,7 +302,7 @@ def same_end(one: str, other: str, name: str, seed: int = 0) -> None:
 
 def advance(recipe: Recipe, execution: Execution, steps: int) -> None:
     """Some steps of a job, as a process that is then killed takes them."""
-    set_up(settled(recipe, "cuda"), execution)
+    set_up(resolved(recipe, "cuda"), execution)
     job = Job(recipe, 0, execution, Ranks(), print)
     job.begin(Sources(execution))
     for _ in range(steps):

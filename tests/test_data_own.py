@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from ssgd.lab.data import ImageSet, load
 from ssgd.lab.data.images import DeviceImages
 from ssgd.lab.data.registry import check_name
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train import Execution, train
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ssgd.lab.safetensors import read_safetensors
+from ssgd.lab.train.checkpoint import read_safetensors
 
 ONES = {"dtype": "F32", "shape": [2]}
 

@@ -13,8 +13,9 @@ from torch.optim import SGD
 
 from ssgd import methods
 from ssgd.lab import models
-from ssgd.lab.recipes import get
-from ssgd.lab.train import Execution, Recipe, classify, train
+from ssgd.lab.experiments import get
+from ssgd.lab.train import Execution, Recipe, train
+from ssgd.lab.train.kinds import Images
 from ssgd.lab.train.steps import Step
 from ssgd.methods.dropconnect import DroppedWeights
 
@@ -25,11 +26,11 @@ def start(name, devices=4, **options):
     torch.manual_seed(0)
     net = models.build("small-cnn", 10, 1)
     method = methods.get(name)
-    options = {"noise": 0.2, "seed": 3, **options} if name != "sgd" else {}
+    options = {"noise": 0.2, "seed": 3, **options} if name != "base" else {}
     opt = method.build(SGD(net.parameters(), lr=0.1, momentum=0.9), net, **options)
-    if name != "sgd":
+    if name != "base":
         opt.as_ranks(devices)
-    return net, opt, Step(method, opt, net, classify.objective, nullcontext, torch.zeros(3), devices=devices)
+    return net, opt, Step(method, opt, net, Images.objective, nullcontext, torch.zeros(3), devices=devices)
 
 
 def batches(count=3, size=16):
@@ -51,16 +52,16 @@ def noises(opt, turns):
 
 
 def test_batches_of_a_step_see_the_noise_of_each_device_in_turn():
-    one, two = start("ssgd", 1)[1], start("ssgd", 2)[1]
+    one, two = start("both", 1)[1], start("both", 2)[1]
     alone, (first, second, again) = noises(one, 2), noises(two, 3)
     assert torch.equal(alone[0], alone[1])  # accumulated batches share a noise
     assert torch.equal(first, alone[0]) and torch.equal(again, first) and not torch.equal(second, first)
     assert not torch.equal(noises(two, 1)[0], first)  # another step, another noise
-    three = noises(start("ssgd", 3)[1], 3)
+    three = noises(start("both", 3)[1], 3)
     assert torch.equal(three[1], second) and not torch.equal(three[2], second)
 
 
-@pytest.mark.parametrize("name", ["sgd", "ssgd", "split"])
+@pytest.mark.parametrize("name", ["base", "both", "split"])
 def test_running_statistics_and_counters_are_those_of_the_first_device(name):
     net, _, step = start(name)
     other, _, quarter = start(name, 1)
@@ -69,7 +70,7 @@ def test_running_statistics_and_counters_are_those_of_the_first_device(name):
         quarter(x[:4], y[:4])
     for (key, a), (_, b) in zip(net.named_buffers(), other.named_buffers(), strict=True):
         assert torch.equal(a, b), key
-    assert step.sums[2] == 4 * quarter.sums[2] == 16 * (2 if name == "ssgd" else 1)
+    assert step.sums[2] == 4 * quarter.sums[2] == 16 * (2 if name == "both" else 1)
 
 
 def test_gradients_are_the_mean_over_devices_before_they_are_clipped():
@@ -77,8 +78,8 @@ def test_gradients_are_the_mean_over_devices_before_they_are_clipped():
     for devices, clip in ((4, 0.05), (1, 0.05)):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-        opt = methods.get("sgd").build(SGD(net.parameters(), lr=1.0), net)
-        step = Step(methods.get("sgd"), opt, net, classify.objective, nullcontext, torch.zeros(3), clip, devices)
+        opt = methods.get("base").build(SGD(net.parameters(), lr=1.0), net)
+        step = Step(methods.get("base"), opt, net, Images.objective, nullcontext, torch.zeros(3), clip, devices)
         before = net[1].weight.detach().clone()
         for batch in batches(1):
             step(*batch)
@@ -87,7 +88,7 @@ def test_gradients_are_the_mean_over_devices_before_they_are_clipped():
     assert 0.04 < nets[0].norm() < 0.05
 
 
-@pytest.mark.parametrize("name", ["ssgd", "ssgd-x2", "split", "smoothout"])
+@pytest.mark.parametrize("name", ["both", "both-x2", "split", "smoothout"])
 def test_what_a_cuda_graph_replays_is_the_eager_step(name, monkeypatch):
     """A replay runs without the host: all seeds are set before it, and none in between."""
     eager, _, step = start(name)
@@ -102,7 +103,7 @@ def test_what_a_cuda_graph_replays_is_the_eager_step(name, monkeypatch):
 
 
 def test_a_graph_holds_one_batch_for_each_device(monkeypatch):
-    _, opt, _ = start("ssgd", 2)
+    _, opt, _ = start("both", 2)
     monkeypatch.setattr("ssgd.core.random_state.capturing", lambda: True)
     opt.before_replay()
     with pytest.raises(RuntimeError, match="a CUDA graph holds one batch a step"):
@@ -110,7 +111,7 @@ def test_a_graph_holds_one_batch_for_each_device(monkeypatch):
 
 
 def test_a_graph_cannot_put_random_states_back(monkeypatch):
-    _, opt, _ = start("ssgd", rng="same")
+    _, opt, _ = start("both", rng="same")
     monkeypatch.setattr("ssgd.core.random_state.capturing", lambda: True)
     with pytest.raises(RuntimeError, match='rng="same" puts random states back on the host'):
         noises(opt, 1)
@@ -139,7 +140,7 @@ def test_devices_are_for_images(tmp_path):
 
 def test_a_row_tells_for_how_many_devices_it_stands(tmp_path):
     execution = Execution(out=str(tmp_path), device="cpu", progress=False)
-    (row,) = train(replace(DIGITS, devices=4, method="ssgd"), execution)
+    (row,) = train(replace(DIGITS, devices=4, method="both"), execution)
     assert row["devices"] == row["recipe"]["devices"] == 4
 
 

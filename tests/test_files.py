@@ -16,7 +16,7 @@ from ssgd.files import (
     remove_drafts,
     write_whole,
 )
-from ssgd.lab.safetensors import DTYPES, read_safetensors, write_safetensors
+from ssgd.lab.train.checkpoint import DTYPES, read_safetensors, write_safetensors
 
 NUMBERS = {
     "weight": torch.randn(3, 5),

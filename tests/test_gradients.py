@@ -1,5 +1,6 @@
 """p.grad is a mean whenever no pair is open."""
 
+import warnings
 from collections import UserDict
 
 import pytest
@@ -10,7 +11,7 @@ from torch.optim import SGD
 from ssgd import SSGD
 from ssgd.methods import SAM
 
-from .problems import WAYS, mlp, run_passes, vectors
+from .problems import WAYS, mlp, run_passes, take_step, vectors
 
 
 def hand_made(model, opt, pairs_of_batches, shares=(0.5, 0.5)):
@@ -322,8 +323,6 @@ def test_gradients_that_are_not_finite(policy, fused, way):
     x[0, 0] = float("nan")
     opt = SSGD(SGD(model.parameters(), lr=0.1, fused=fused), 0.4, nonfinite=policy)
     before = [p.detach().clone() for p in model.parameters()]
-    from .problems import take_step
-
     if policy == "raise":
         with pytest.raises(FloatingPointError, match=r"not finite: zero_grad\(\) and skip"):
             take_step(opt, way, model, x, y)
@@ -336,3 +335,143 @@ def test_gradients_that_are_not_finite(policy, fused, way):
     if policy != "step":
         assert not torch.equal(model[0].weight, before[0])
         assert all(p.isfinite().all() for p in model.parameters())
+
+
+class SameMemory(torch.autograd.Function):
+    """x Wᵀ, whose backward returns the gradient of W in the same memory every time, as CUDA graphs do."""
+
+    @staticmethod
+    def forward(ctx, x, weight, memory):
+        ctx.save_for_backward(x, weight)
+        ctx.memory = memory
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        torch.mm(grad.T, x, out=ctx.memory)
+        return grad @ weight, ctx.memory, None
+
+
+def with_backward(loss):
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_that_come_in_the_same_memory_each_time(way, batches):
+    def gradients(owned):
+        weight = torch.nn.Parameter(mlp()[0].weight.detach())
+        memory = torch.zeros_like(weight)
+        opt = SSGD(SGD([weight], lr=0.0), 0.4, seed=2)
+
+        def loss(x):
+            return (SameMemory.apply(x, weight, memory) if owned else x @ weight.T).tanh().square().mean()
+
+        for seed in range(batches):
+            x, _ = vectors(seed=seed)
+            if way == "closure":
+                opt.step(lambda x=x: with_backward(loss(x)))
+                continue
+            for point, part in opt.split(x) if way == "split" else ((point, x) for point in opt.points()):
+                with point:
+                    loss(part).backward()
+        return weight.grad
+
+    torch.testing.assert_close(gradients(owned=True), gradients(owned=False), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("when", ["inside", "between"])
+@pytest.mark.parametrize("way", ["points", "split"])
+def test_clearing_by_the_model_drops_no_other_points_gradient(way, when, to_none):
+    found = []
+    for clears in (True, False):
+        model, opt = start()
+        x, y = vectors()
+        passes = opt.split(x, y) if way == "split" else ((point, (x, y)) for point in opt.points())
+        for point, (xb, yb) in passes:
+            if clears and when == "between":
+                model.zero_grad(to_none)
+            with point:
+                if clears and when == "inside":
+                    model.zero_grad(to_none)
+                F.cross_entropy(model(xb), yb).backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def clamp(p):
+    p.grad.clamp_(-0.01, 0.01)
+
+
+def test_hooks_see_the_gradient_of_their_own_point():
+    model, opt = start()
+    x, y = vectors()
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(clamp)
+    parts = []
+    for point in opt.points():
+        with point:
+            F.cross_entropy(model(x), y).backward()
+            parts.append([p.grad.clone() for p in model.parameters()])
+    assert all(g.abs().max() == pytest.approx(0.01) for part in parts for g in part)
+    assert_gradients(model, [(plus + minus) / 2 for plus, minus in zip(*parts, strict=True)])
+
+
+def test_a_gradient_set_by_hand_inside_a_point_is_that_points():
+    model, opt = start()
+    for point in opt.points():
+        with point:
+            for p in model.parameters():
+                p.grad = torch.full_like(p, 1.0 + 2.0 * point.index)
+    assert_gradients(model, [torch.full_like(p, 2.0) for p in model.parameters()])
+
+
+def test_torchs_hooks_on_all_optimizers_run_once_a_step():
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    ran = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda opt, *_: ran.append(("before", type(opt).__name__))),
+        register_optimizer_step_post_hook(lambda opt, *_: ran.append(("after", type(opt).__name__))),
+    ]
+    try:
+        model, opt = start()
+        run_passes(opt, "points", model, *vectors())
+        opt.step()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert ran == [("before", "SGD"), ("after", "SGD")]
+
+
+@pytest.mark.parametrize("kind", [SSGD, SAM])
+def test_gradients_with_a_graph_of_their_own_are_refused(kind):
+    """Bases of the second order, such as AdaHessian, want them; on a linear layer their Hessian would be doubled."""
+    model = mlp()
+    opt = kind(SGD(model.parameters(), lr=0.1), 0.4)
+    x, y = vectors()
+    before = [p.detach().clone() for p in model.parameters()]
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match=r"AdaHessian.*not served"):
+        warnings.simplefilter("ignore")  # torch's own, of create_graph
+        for point in opt.points():
+            with point:
+                F.cross_entropy(model(x), y).backward(create_graph=True)
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_parameter_listed_twice_counts_once(way, times):
+    found = []
+    for listed in (times, 1):
+        model = mlp()
+        parameters = list(model.parameters()) * listed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, of the duplicates
+            opt = SSGD(SGD(parameters, lr=0.0), 0.4, seed=2)
+        take_step(opt, way, model, *vectors())
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)

@@ -37,18 +37,16 @@ BELOW = {  # the library's rooms, which know nothing of the laboratory, and the 
 IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of ALONE
     "columns": set(),
     "compilation": set(),
-    "safetensors": set(),
     "imported": set(),
     "models": {"imported"},
     "data": {"compilation", "imported"},
-    "train": {"models", "data", "compilation", "columns", "safetensors"},
-    "recipes": {"models", "data", "train"},
-    "solutions": {"models", "safetensors", "train"},
-    "reproduce": {"columns", "train", "recipes", "solutions"},
-    "report": set(),
+    "train": {"models", "data", "compilation", "columns"},
+    "solutions": {"models", "train"},
+    "experiments": {"columns", "models", "data", "train", "solutions"},
+    "report": {"experiments"},
 }
 ALONE = {"report": {"files"}, "models": set()}  # rooms of the laboratory that know no more of the library than this
-ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "lab/train/__main__.py")  # they may know everything
+ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "lab/__init__.py")  # they may know everything
 
 
 def files():

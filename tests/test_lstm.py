@@ -329,12 +329,12 @@ def test_noise_moves_the_weights_that_the_layers_compute_with(net):
     assert [w.data_ptr() for layer in net.layers for w in layer._flat_weights] == addresses
 
 
-@pytest.mark.parametrize("name", ["sgd", "ssgd", "split", "sam", "swa"])
+@pytest.mark.parametrize("name", ["base", "both", "split", "sam", "swa"])
 def test_methods_learn_the_generated_text(name):
     torch.manual_seed(0)
     source, method = TextSource(fake_text()), methods.get(name)
     net = build("lstm-tiny", source.classes)
-    options = {"noise": 0.2} if name in ("ssgd", "split") else {}
+    options = {"noise": 0.2} if name in ("both", "split") else {}
     net.reset(20)  # before an average is made, which then has the same tensors
     opt = method.build(SGD(net.parameters(), lr=0.5), net, **options)
     for epoch in range(12):

@@ -71,7 +71,7 @@ def test_weights_are_clean_between_and_after_the_points(name):
             F.cross_entropy(model(xb), yb).backward()
         assert same(model, before)
     assert passes == (3 if name == "entropy-sgd" else METHODS[name].passes)
-    still = ("sgd", "sgd-2x", "sgdr", "halves", "swa", "ema", *MASKED)
+    still = ("base", "base-2x", "sgdr", "halves", "swa", "ema", *MASKED)
     assert bool(moved) == (name not in still)
     opt.step()
     assert not same(model, before)
@@ -128,7 +128,7 @@ def test_level_zero_is_the_base_bitwise(name):
         pytest.skip("has no level that turns it off: halves are halves, and Langevin steps are taken without noise too")
     model, opt = start(name, **zero)
     plain = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
-    plain.load_state_dict(start("sgd")[0].state_dict())
+    plain.load_state_dict(start("base")[0].state_dict())
     plain_opt = SGD(plain.parameters(), lr=0.1, momentum=0.9)
     for _ in range(3):
         step(name, opt, model, x, y)
@@ -174,7 +174,7 @@ def test_an_exception_at_any_point_restores(name, error):
 
 
 @pytest.mark.parametrize(
-    ("name", "level", "own"), [("sam", "noise", "rho"), ("ssgd", "rho", "noise"), ("sgd", "p", "none")]
+    ("name", "level", "own"), [("sam", "noise", "rho"), ("both", "rho", "noise"), ("base", "p", "none")]
 )
 def test_a_level_by_another_methods_name_is_refused(name, level, own):
     model = nn.Linear(2, 2)
@@ -334,7 +334,7 @@ def test_bad_settings_get_a_sentence(name):
 
 
 def test_an_unknown_method_is_named():
-    with pytest.raises(ValueError, match=r"no method called 'adagrad-sam': use one of sgd, "):
+    with pytest.raises(ValueError, match=r"no method called 'adagrad-sam': use one of base, "):
         methods.get("adagrad-sam")
 
 

@@ -128,6 +128,9 @@ def test_bad_bases():
     SSGD(holds, 0.3)
     with pytest.raises(TypeError, match="LBFGS is not served"):
         SSGD(LBFGS(model.parameters()), 0.3)
+    for name in ("AdaHessian", "SophiaH"):
+        with pytest.raises(TypeError, match=f"{name} is not served: it differentiates gradients again"):
+            SSGD(type(name, (SGD,), {})(model.parameters(), lr=0.1), 0.3)
     for name in ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"):
         base = type(name, (SGD,), {})(model.parameters(), lr=0.1)
         base.optim = SGD(model.parameters(), lr=0.1)  # as both do
@@ -137,6 +140,18 @@ def test_bad_bases():
         SSGD(SSGD(SGD(model.parameters(), lr=0.1), 0.3), 0.3)
     with pytest.raises(ValueError, match=r"nothing to perturb.*perturb=select"):
         SSGD(SGD([model[0].bias], lr=0.1), 0.3)
+
+
+@pytest.mark.parametrize("wrap", [lambda base, **options: SSGD(base, 0.3, **options), SAM], ids=["SSGD", "SAM"])
+def test_flat_weights_of_the_old_fsdp_are_refused(wrap):
+    """By the module's class or, where no model is given, by its parameters' mark."""
+    flat = type("FullyShardedDataParallel", (nn.Sequential,), {})(nn.Linear(3, 3), nn.Linear(3, 3))
+    model = nn.Sequential(flat, nn.Linear(3, 2))
+    with pytest.raises(TypeError, match=r"FullyShardedDataParallel keeps the weights flat.*use FSDP2"):
+        wrap(SGD(model.parameters(), lr=0.1), model=model)
+    flat[0].weight._fsdp_flattened = True
+    with pytest.raises(TypeError, match=r"FullyShardedDataParallel keeps the weights flat.*use FSDP2"):
+        wrap(SGD(model.parameters(), lr=0.1), perturb=list(model.parameters()))
 
 
 class Jittery(SGD):

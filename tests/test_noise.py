@@ -149,6 +149,33 @@ def test_tensors_of_one_shape_get_different_noise():
     assert not torch.allclose(plus[0] / plus[0].norm(), plus[1] / plus[1].norm())
 
 
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_noise_depends_on_no_neighbour(layout):
+    """Alone or beside others, in one memory layout or another: position, draw and element decide."""
+
+    def drawn(perturb, dtype=torch.float64):
+        parameters = make([(4, 4), (6, 3)])
+        parameters.append(nn.Parameter(torch.ones(3, 3, dtype=dtype)))
+        if layout == "columns":
+            parameters[1] = nn.Parameter(parameters[1].detach().t().contiguous().t())
+        opt = SSGD(SGD(parameters, lr=0.1), 0.5, seed=1, perturb=[parameters[i] for i in perturb])
+        return noises(opt, [parameters[1]])[0][0]
+
+    (first,) = make([(4, 4), (6, 3)])[1:]
+    expected = noises(SSGD(SGD([*make([(4, 4)]), first], lr=0.1), 0.5, seed=1), [first])[0][0]
+    for found in (drawn([0, 1, 2]), drawn([1]), drawn([2, 1], torch.float32)):
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
+def test_a_checkpoint_says_which_stream_its_noise_is_of(monkeypatch):
+    opt, other = (SSGD(SGD(mlp().parameters(), lr=0.1), 0.5) for _ in range(2))
+    saved = opt.state_dict()
+    assert saved["noise_stream"] == "torch"
+    other.load_state_dict(saved)
+    with pytest.warns(UserWarning, match=r"noise is of the stream 'philox', and here it is drawn from 'torch'"):
+        other.load_state_dict({**saved, "noise_stream": "philox"})
+
+
 @pytest.mark.parametrize("way", ["points", "split"])
 def test_all_batches_of_an_accumulated_step_see_the_same_noise(way):
     model = mlp()

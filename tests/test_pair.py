@@ -10,11 +10,9 @@ from torch.optim import SGD
 
 from ssgd import SSGD, methods
 from ssgd.lab import models
-from ssgd.lab.train import classify
-from ssgd.lab.train.counters import BatchCounters
-from ssgd.lab.train.graphs import unchanged
-from ssgd.lab.train.pair import PairStep, can_pair
-from ssgd.lab.train.steps import Step
+from ssgd.lab.train.faster import PairStep, can_pair, unchanged
+from ssgd.lab.train.kinds import Images
+from ssgd.lab.train.steps import BatchCounters, Step
 
 
 def trained(kind, name, size, steps=4, dropout=False, **options):
@@ -25,14 +23,14 @@ def trained(kind, name, size, steps=4, dropout=False, **options):
         net = nn.Sequential(nn.Dropout(0.3), net)
     method = methods.get(name)
     opt = method.build(SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True), net, noise=0.2, seed=3, **options)
-    step = kind(method, opt, net, classify.objective, nullcontext, torch.zeros(3))
+    step = kind(method, opt, net, Images.objective, nullcontext, torch.zeros(3))
     numbers = torch.Generator().manual_seed(1)
     for _ in range(steps):
         step(torch.randn(size, 1, 8, 8, generator=numbers), torch.randint(10, (size,), generator=numbers))
     return net, opt, step.sums
 
 
-@pytest.mark.parametrize("name", ["ssgd", "split"])
+@pytest.mark.parametrize("name", ["both", "split"])
 @pytest.mark.parametrize("size", [8, 7])
 @pytest.mark.parametrize("distribution", ["sphere", "uniform"])
 def test_weights_and_momentum_are_bitwise_those_of_passes_in_turn(name, size, distribution):
@@ -46,7 +44,7 @@ def test_weights_and_momentum_are_bitwise_those_of_passes_in_turn(name, size, di
     assert opt.param_groups[0]["noise_step"] == other_opt.param_groups[0]["noise_step"] == 4
 
 
-@pytest.mark.parametrize("name", ["ssgd", "split"])
+@pytest.mark.parametrize("name", ["both", "split"])
 def test_running_statistics_take_plus_then_minus(name):
     net, other = (trained(kind, name, 8)[0] for kind in (Step, PairStep))
     for a, b in zip(net.buffers(), other.buffers(), strict=True):
@@ -57,12 +55,12 @@ def test_running_statistics_take_plus_then_minus(name):
 
 
 def test_dropout_masks_are_those_of_passes_in_turn():
-    net, other = (trained(kind, "ssgd", 8, dropout=True)[0] for kind in (Step, PairStep))
+    net, other = (trained(kind, "both", 8, dropout=True)[0] for kind in (Step, PairStep))
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters(), strict=True))
 
 
 def test_weights_stay_where_they_are_while_both_points_are_held():
-    net, opt, _ = trained(Step, "ssgd", 8)
+    net, opt, _ = trained(Step, "both", 8)
     before = [p.clone() for p in net.parameters()]
     plus, minus = opt.both_points()
     assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
@@ -90,12 +88,12 @@ def test_both_points_are_refused_where_one_pass_reaches_into_the_next(options):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("sgd", {}),
+        ("base", {}),
         ("sam", {}),
-        ("ssgd-x2", {"noise": 0.2}),
-        ("ssgd", {"noise": 0.2, "bn_stats": "once"}),
-        ("ssgd", {"noise": 0.2, "rng": "same"}),
-        ("ssgd", {"noise": 0.0}),
+        ("both-x2", {"noise": 0.2}),
+        ("both", {"noise": 0.2, "bn_stats": "once"}),
+        ("both", {"noise": 0.2, "rng": "same"}),
+        ("both", {"noise": 0.0}),
     ],
 )
 def test_what_cannot_run_at_the_same_time_is_not_paired(name, options):
@@ -105,14 +103,14 @@ def test_what_cannot_run_at_the_same_time_is_not_paired(name, options):
 
 def test_a_cumulative_average_is_not_paired():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, momentum=None))
-    assert not can_pair(methods.get("ssgd").build(SGD(net.parameters(), lr=0.1), net), net)
-    assert can_pair(methods.get("ssgd").build(SGD(net[:1].parameters(), lr=0.1), net[:1]), net[:1])
+    assert not can_pair(methods.get("both").build(SGD(net.parameters(), lr=0.1), net), net)
+    assert can_pair(methods.get("both").build(SGD(net[:1].parameters(), lr=0.1), net[:1]), net[:1])
 
 
 def test_of_two_parameters_in_one_place_only_one_would_be_moved():
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     net[1].weight = nn.Parameter(net[0].weight.data)
-    assert not can_pair(methods.get("ssgd").build(SGD(net.parameters(), lr=0.1), net), net)
+    assert not can_pair(methods.get("both").build(SGD(net.parameters(), lr=0.1), net), net)
 
 
 class Partly(nn.Module):
@@ -129,14 +127,14 @@ class Partly(nn.Module):
         return self.body(x) + (self.sometimes(x) if self.passes % 2 else 0)
 
 
-@pytest.mark.parametrize("name", ["ssgd", "split"])
+@pytest.mark.parametrize("name", ["both", "split"])
 def test_layers_that_a_pass_does_not_use(name):
     found = []
     for kind in (Step, PairStep):
         torch.manual_seed(0)
         net, method = Partly(), methods.get(name)
         opt = method.build(SGD(net.parameters(), lr=0.1, weight_decay=0.1), net, noise=0.2, seed=3)
-        step = kind(method, opt, net, classify.objective, nullcontext, torch.zeros(3))
+        step = kind(method, opt, net, Images.objective, nullcontext, torch.zeros(3))
         for _ in range(3):
             step(torch.randn(8, 1, 8, 8), torch.randint(10, (8,)))
         found.append([p.detach().clone() for p in net.parameters()])
@@ -144,9 +142,9 @@ def test_layers_that_a_pass_does_not_use(name):
 
 
 def test_steps_inside_unchanged_leave_no_trace():
-    net, opt, sums = trained(Step, "ssgd", 8)
-    method = methods.get("ssgd")
-    step = Step(method, opt, net, classify.objective, nullcontext, sums)
+    net, opt, sums = trained(Step, "both", 8)
+    method = methods.get("both")
+    step = Step(method, opt, net, Images.objective, nullcontext, sums)
     tensors = [*net.parameters(), *net.buffers(), sums, *(s["momentum_buffer"] for s in opt.state.values())]
     before, counter = [t.clone() for t in tensors], opt.param_groups[0]["noise_step"]
     x, y = torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
@@ -160,8 +158,8 @@ def test_steps_inside_unchanged_leave_no_trace():
 
 def test_a_step_that_fails_inside_unchanged_leaves_no_trace(monkeypatch):
     """As in a capture that is refused in the middle: the run steps on eagerly, with the noise it would have had."""
-    net, opt, sums = trained(Step, "ssgd", 8)
-    step = Step(methods.get("ssgd"), opt, net, classify.objective, nullcontext, sums)
+    net, opt, sums = trained(Step, "both", 8)
+    step = Step(methods.get("both"), opt, net, Images.objective, nullcontext, sums)
     batch = torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
     before = [p.clone() for p in net.parameters()]
     monkeypatch.setattr(opt.base, "step", lambda: 1 / 0)
@@ -186,7 +184,7 @@ def test_the_minus_pass_is_forked_before_the_plus_pass_and_joined_after_it(monke
         done.append(f"pass on {current[-1].name}")
         if fails and len(current) == 2:
             raise ZeroDivisionError
-        return classify.objective(*arguments)
+        return Images.objective(*arguments)
 
     @contextmanager
     def on(stream):
@@ -196,11 +194,11 @@ def test_the_minus_pass_is_forked_before_the_plus_pass_and_joined_after_it(monke
         finally:
             current.pop()
 
-    net, opt, sums = trained(Step, "ssgd", 8)
+    net, opt, sums = trained(Step, "both", 8)
     current, side = [Stream("run")], Stream("side")
     monkeypatch.setattr("torch.cuda.current_stream", lambda: current[-1])
     monkeypatch.setattr("torch.cuda.stream", on)
-    step = PairStep(methods.get("ssgd"), opt, net, objective, nullcontext, sums, side=side)
+    step = PairStep(methods.get("both"), opt, net, objective, nullcontext, sums, side=side)
     with pytest.raises(ZeroDivisionError) if fails else nullcontext():
         step(torch.randn(8, 1, 8, 8), torch.randint(10, (8,)))
     assert done[:4] == ["side waits for run", "pass on run", "pass on side", "run waits for side"]

@@ -12,18 +12,18 @@ from ssgd.methods import METHODS
 RATES = (0.1, 0.01, 0.001)
 
 
-def read(text, lr=RATES, method="ssgd", level=0.5, **options):
+def read(text, lr=RATES, method="both", level=0.5, **options):
     return parse(text, lr, method, level, **options)
 
 
 @pytest.mark.parametrize(
     ("text", "phases"),
     [
-        ("75-50-50", [(75, 0.1, "ssgd", 0.5), (50, 0.01, "ssgd", 0.5), (50, 0.001, "ssgd", 0.5)]),
-        ("75-25S-25S", [(75, 0.1, "sgd", None), (25, 0.01, "ssgd", 0.5), (25, 0.001, "ssgd", 0.5)]),
-        (" 75 - 25S-25 S ", [(75, 0.1, "sgd", None), (25, 0.01, "ssgd", 0.5), (25, 0.001, "ssgd", 0.5)]),
-        ("75-25(split:0.15)-25", [(75, 0.1, "sgd", None), (25, 0.01, "split", 0.15), (25, 0.001, "sgd", None)]),
-        ("75-25(m-arwp)-25S", [(75, 0.1, "sgd", None), (25, 0.01, "m-arwp", None), (25, 0.001, "ssgd", 0.5)]),
+        ("75-50-50", [(75, 0.1, "both", 0.5), (50, 0.01, "both", 0.5), (50, 0.001, "both", 0.5)]),
+        ("75-25S-25S", [(75, 0.1, "base", None), (25, 0.01, "both", 0.5), (25, 0.001, "both", 0.5)]),
+        (" 75 - 25S-25 S ", [(75, 0.1, "base", None), (25, 0.01, "both", 0.5), (25, 0.001, "both", 0.5)]),
+        ("75-25(split:0.15)-25", [(75, 0.1, "base", None), (25, 0.01, "split", 0.15), (25, 0.001, "base", None)]),
+        ("75-25(m-arwp)-25S", [(75, 0.1, "base", None), (25, 0.01, "m-arwp", None), (25, 0.001, "both", 0.5)]),
         ("1(rwp:1e-2)-0-2(rwp:.02)", [(1, 0.1, "rwp", 0.01), (2, 0.001, "rwp", 0.02)]),
     ],
 )
@@ -40,14 +40,14 @@ def test_restarts_are_cosines_that_grow_until_they_are_cut(text):
     found = read(text, (0.1,), epochs=300).phases
     assert [phase.epochs for phase in found] == [10, 20, 40, 80, 150]
     assert [phase.period for phase in found] == [10, 20, 40, 80, 160]
-    assert {phase.label for phase in found} == {"ssgd(0.5)"}
+    assert {phase.label for phase in found} == {"both(0.5)"}
     assert [phase.epochs for phase in read("4*1", (0.1,), epochs=10).phases] == [4, 4, 2]
 
 
 def test_twice_the_epochs_of_sgd_2x_in_the_phases_it_trains():
-    assert [phase.epochs for phase in read("75-50-50", method="sgd-2x", level=None).phases] == [150, 100, 100]
-    assert [phase.epochs for phase in read("75-25S-25", method="sgd-2x", level=None).phases] == [75, 50, 25]
-    assert sum(phase.epochs for phase in read("10*2", method="sgd-2x", lr=(0.1,), level=None, epochs=30).phases) == 60
+    assert [phase.epochs for phase in read("75-50-50", method="base-2x", level=None).phases] == [150, 100, 100]
+    assert [phase.epochs for phase in read("75-25S-25", method="base-2x", level=None).phases] == [75, 50, 25]
+    assert sum(phase.epochs for phase in read("10*2", method="base-2x", lr=(0.1,), level=None, epochs=30).phases) == 60
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_twice_the_epochs_of_sgd_2x_in_the_phases_it_trains():
         ("75s-50", {}, "cannot read phases"),
         ("75-50(split:0.15", {}, "cannot read phases"),
         ("75-50(split:1e)-1", {}, r"cannot read phases='75-50\(split:1e\)-1'"),
-        ("75-50(splt)-1", {}, "no method called 'splt': use one of sgd"),
+        ("75-50(splt)-1", {}, "no method called 'splt': did you mean split"),
         ("75-50", {}, "needs one lr for all or one for each of 2 phases, not 3"),
         ("0-0-0", {}, "phases=0-0-0 has no epoch to train"),
         ("10*2", {}, r"phases=10\*2 has no end of its own: give epochs=300"),
@@ -71,7 +71,11 @@ def test_twice_the_epochs_of_sgd_2x_in_the_phases_it_trains():
         ("10*2", {"epochs": 3}, r"begins every cosine at one rate: give lr=0.1, not 3 rates"),
         ("75-50-50", {"epochs": 3}, r"epochs=3 goes with restarts such as phases=10\*2"),
         ("75-50-50", {"method": "sgdr"}, r"sgdr trains under warm restarts: give phases=10\*2"),
-        ("75-50(ssgdr:0.3)-50", {}, r"ssgdr trains under warm restarts: give method=ssgdr and phases=10\*2"),
+        (
+            "75-50(both-sgdr:0.3)-50",
+            {},
+            r"both-sgdr trains under warm restarts: give method=both-sgdr and phases=10\*2",
+        ),
     ],
 )
 def test_what_cannot_be_read_gets_a_sentence(text, options, sentence):
@@ -89,8 +93,8 @@ def test_warm_restarts_have_torchs_rate_at_every_moment():
 
 
 def test_twice_the_epochs_of_a_rate_that_decays_are_refused():
-    with pytest.raises(ValueError, match="would take the rate to nothing: give method=sgd with phases, decay"):
-        read("55", method="sgd-2x", lr=(1.0,), level=None, decay=1.15, decay_after=14)
+    with pytest.raises(ValueError, match="would take the rate to nothing: give method=base with phases, decay"):
+        read("55", method="base-2x", lr=(1.0,), level=None, decay=1.15, decay_after=14)
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.passes > 1])
@@ -108,8 +112,8 @@ def test_a_phase_at_level_zero_costs_what_it_runs(name):
 
 
 def test_a_method_of_twice_the_epochs_has_them_in_a_phase_of_its_own_too():
-    assert [phase.epochs for phase in read("75(sgd-2x)-50-50").phases] == [150, 50, 50]
-    assert [phase.epochs for phase in read("75-50-50", method="sgd-2x").phases] == [150, 100, 100]
+    assert [phase.epochs for phase in read("75(base-2x)-50-50").phases] == [150, 50, 50]
+    assert [phase.epochs for phase in read("75-50-50", method="base-2x").phases] == [150, 100, 100]
 
 
 def test_rates_change_exactly_at_the_boundaries():
@@ -130,7 +134,7 @@ def test_one_cosine_over_all_phases_is_torchs():
         base.step()
         torchs.step()
     assert schedule.lr(19.999) < 1e-8
-    assert [phase.method for phase in schedule.phases] == ["sgd", "ssgd"]
+    assert [phase.method for phase in schedule.phases] == ["base", "both"]
 
 
 def test_the_warm_up_rises_in_proportion_and_then_lets_go():
@@ -144,7 +148,7 @@ def test_the_warm_up_rises_in_proportion_and_then_lets_go():
 def test_the_mixes_of_table_1_cost_no_more_than_sgds_175_epochs():
     costs = {text: read(text).passes for text in ("37S-25S-25S", "75-50-25S", "75-25S-50", "75-25S-25S")}
     assert costs == {"37S-25S-25S": 174, "75-50-25S": 175, "75-25S-50": 175, "75-25S-25S": 175}
-    assert read("75-50-50", method="sgd", level=None).passes == 175
+    assert read("75-50-50", method="base", level=None).passes == 175
     assert read("75-50-50").passes == 350 and read("75-50-50").epochs == 175
 
 
@@ -154,9 +158,9 @@ def test_a_phase_costs_the_passes_of_its_method(method):
 
 
 def test_a_schedule_reads_as_a_sentence():
-    assert str(read("75-25S", (0.1, 0.01))) == "75 epochs of sgd at 0.1; 25 epochs of ssgd(0.5) at 0.01"
+    assert str(read("75-25S", (0.1, 0.01))) == "75 epochs of base at 0.1; 25 epochs of both(0.5) at 0.01"
     assert str(read("4*2", (0.1,), epochs=6)) == (
-        "4 epochs of ssgd(0.5) at 0.1 falling by a cosine of 4 epochs; "
-        "2 epochs of ssgd(0.5) at 0.1 falling by a cosine of 8 epochs"
+        "4 epochs of both(0.5) at 0.1 falling by a cosine of 4 epochs; "
+        "2 epochs of both(0.5) at 0.1 falling by a cosine of 8 epochs"
     )
-    assert str(read("2S", (0.1,), anneal="cosine")) == "2 epochs of ssgd(0.5); the rate falls from 0.1 by one cosine"
+    assert str(read("2S", (0.1,), anneal="cosine")) == "2 epochs of both(0.5); the rate falls from 0.1 by one cosine"

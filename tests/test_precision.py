@@ -94,6 +94,13 @@ def test_the_norm_of_a_large_half_precision_layer_does_not_overflow(foreach):
     assert opt.realised_ratios()[0].item() == pytest.approx(0.1, rel=0.01)
 
 
+def test_large_half_precision_weights_stay_finite_on_both_sides():
+    w = nn.Parameter(torch.full((3, 3), 40000.0, dtype=torch.float16))  # twice as much is beyond float16
+    for point in SSGD(SGD([w], lr=0.1), 0.1, distribution="sign").points():
+        with point:
+            assert w.isfinite().all()
+
+
 def test_the_norm_of_a_large_half_precision_filter_does_not_overflow():
     w = nn.Parameter(torch.full((3, 90000), 300.0, dtype=torch.float16))
     ratio = SSGD(SGD([w], lr=0.1), 1e-4, distribution="filter").realised_ratios()[

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssgd.lab.recipes.digits import digits
-from ssgd.lab.recipes.words import words
-from ssgd.lab.reproduce import Experiment, Results, carry_out, plan
-from ssgd.lab.reproduce.on_ray import check_address, train_on_ray
+from ssgd.lab.experiments import Results, get, plan
+from ssgd.lab.experiments.on_ray import check_address, train_on_ray
+from ssgd.lab.experiments.running import carry_out
 from ssgd.lab.train import Execution
+
+from .tiny_experiments import made_of
 
 ray = pytest.importorskip("ray", reason="needs ray")
 
@@ -52,13 +53,13 @@ def cluster(tmp_path_factory):
 
 
 def tiny(name, **changes):
-    return replace(digits(), name=f"test/{name}", **{"phases": "1", "lr": (0.1,), "train_limit": 100, **changes})
+    return replace(get("digits"), name=f"test/{name}", **{"phases": "1", "lr": (0.1,), "train_limit": 100, **changes})
 
 
 def test_runs_are_retried_when_a_worker_dies_and_told_when_they_fail(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipes = [tiny("dies-once", model="dies_once:make"), tiny("diverges", phases="3", lr=(1e6,))]
-    failures, found = over_ray(Experiment("test", "a test", "tiny runs", lambda scale: recipes))
+    failures, found = over_ray(made_of(*recipes))
     assert list(failures) == ["test/diverges/seed-0"] and "lower lr" in failures["test/diverges/seed-0"]
     assert (cluster / "died").exists()
     rows = {row["experiment"]: row for row in found.rows}
@@ -68,8 +69,8 @@ def test_runs_are_retried_when_a_worker_dies_and_told_when_they_fail(cluster, tm
 
 def test_a_run_goes_on_from_another_on_any_node(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recipes = [tiny("goes-on", phases="1-1S", method="ssgd"), tiny("stem")]
-    failures, found = over_ray(Experiment("test", "a test", "tiny runs", lambda scale: recipes, stem="stem"))
+    recipes = [tiny("goes-on", phases="1-1S", method="both"), tiny("stem")]
+    failures, found = over_ray(made_of(*recipes, stem="stem"))
     assert not failures and [row["experiment"] for row in found.rows] == ["test/stem", "test/goes-on"]
     assert Path("runs/test/goes-on/seed-0/resumed.jsonl").exists()
 
@@ -79,8 +80,8 @@ def test_folders_are_those_of_the_command_wherever_a_worker_stands(cluster, tmp_
     Path("data/ptb").mkdir(parents=True)
     for part in ("train", "valid", "test"):
         Path(f"data/ptb/ptb.{part}.txt").write_text("a b c d\n" * 60)
-    recipe = replace(words(), name="test/words", data="ptb", phases="1", lr=(1.0,), batch=2)
-    experiment = Experiment("test", "a test", "a tiny run", lambda scale: [recipe])
+    recipe = replace(get("words"), name="test/words", data="ptb", phases="1", lr=(1.0,), batch=2)
+    experiment = made_of(recipe)
     failures, found = over_ray(experiment, folder="data", results="lines.jsonl")
     assert not failures and len(found.rows) == len(Path("lines.jsonl").read_text().splitlines()) == 1
 
@@ -115,7 +116,7 @@ def over_ray(experiment, **options):
 def test_ray_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     results = Results(tmp_path / "results")
-    found = plan(Experiment("test", "a test", "tiny", lambda scale: [tiny("one")]), "paper", results, tmp_path)
+    found = plan(made_of(tiny("one")), "paper", results, tmp_path)
     with pytest.raises(ImportError, match=r"--on ray needs Ray: pip install 'ssgd\[ray\]'"):
         carry_out(found, Execution(out=str(tmp_path), device="cpu"), results, on="ray")
 

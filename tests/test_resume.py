@@ -21,15 +21,14 @@ from torch import nn
 from ssgd.cli.main import main as ssgd
 from ssgd.lab.data import cifar
 from ssgd.lab.train import Execution, RunDir, train
-from ssgd.lab.train.__main__ import main
 from ssgd.lab.train.engine import TIME_IS_UP, Stopped
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 from ssgd.methods import METHODS
 
 from .small_trainings import of, run_of, small
 from .test_files import make_read_only, small_disk
 
-NOISY = ["digits", "phases=7S-7(split:0.3)", "method=ssgd:0.3", "train_limit=500"]  # an epoch has 10 steps
+NOISY = ["digits", "phases=7S-7(split:0.3)", "method=both:0.3", "train_limit=500"]  # an epoch has 10 steps
 DROPPED = ["digits", "phases=4-3", "method=dropout:0.3", "train_limit=500"]
 QUIET = ["device=cpu", "progress=false"]
 
@@ -37,7 +36,7 @@ unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and Unix s
 
 
 def command(arguments, last_write=None):
-    """``python -m ssgd.lab.train`` on one thread; it dies, if asked to, before its so many-th write is safe."""
+    """``ssgd train`` on one thread; it dies, if asked to, before its so many-th write is safe."""
     writes, fsync = 0, os.fsync
 
     def count(descriptor):
@@ -49,14 +48,14 @@ def command(arguments, last_write=None):
 
     os.fsync = count
     torch.set_num_threads(1)
-    sys.exit(main(arguments))
+    sys.exit(ssgd(["train", *arguments]))
 
 
 @pytest.fixture(scope="module")
 def start():
     """Starts a ``command`` in a process of its own; torch is imported once for all of them."""
     context = multiprocessing.get_context("forkserver")  # not fork: torch's threads would not survive it
-    context.set_forkserver_preload(["ssgd.lab.train.__main__", "ssgd.lab.recipes", "torch._inductor"])
+    context.set_forkserver_preload(["ssgd.cli.train", "ssgd.lab.experiments", "torch._inductor"])
 
     def begin(arguments, out, *more):
         process = context.Process(target=command, args=([*arguments, *QUIET, f"out={out}"], *more), daemon=True)
@@ -121,7 +120,7 @@ def newest(out):
 
 @unix
 def test_a_run_that_dies_at_any_of_its_writes_ends_as_one_that_did_not(tmp_path, start):
-    arguments = ["digits", "phases=1", "lr=0.1", "method=ssgd", "train_limit=100"]
+    arguments = ["digits", "phases=1", "lr=0.1", "method=both", "train_limit=100"]
     assert finished(start(arguments, tmp_path / "whole")) == 0
     writes = 0
     while True:
@@ -202,7 +201,7 @@ def test_every_method_goes_on_from_any_step(method):
 @pytest.mark.parametrize("at", [1, 4, 5, 8, 10])
 def test_phases_go_on_where_they_were_cut(often, never_cut, tmp_path, at, seconds, monkeypatch):
     """4 steps are an epoch: within a phase, and at the first step of the next."""
-    recipe = small(phases="1-1S-1S-1(split:0.2)", lr=(0.1, 0.1, 0.05, 0.02), method="ssgd", level=0.3)
+    recipe = small(phases="1-1S-1S-1(split:0.2)", lr=(0.1, 0.1, 0.05, 0.02), method="both", level=0.3)
     cut(recipe, replace(often, checkpoint_seconds=seconds), at, monkeypatch)
     train(recipe, often)
     assert outcome(tmp_path / "cut") == never_cut(recipe)
@@ -220,7 +219,7 @@ def test_only_the_result_was_missing(often, never_cut, tmp_path, changes):
     recipe = small(**changes)
     whole = never_cut(recipe)
     train(recipe, often)
-    place = often.place(recipe, 0)
+    place = often.run_folder(recipe, 0)
     (place / "result.json").unlink()
     (place / "weights.safetensors").unlink()
     torch.rand(1)
@@ -248,7 +247,7 @@ def test_seconds_are_those_of_all_stretches(often, monkeypatch):
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(often, never_cut, tmp_path, monkeypatch):
-    recipe = small(method="ssgd")
+    recipe = small(method="both")
     cut(recipe, often, 6, monkeypatch)
     before, newest = sorted(tmp_path.glob("cut/**/step-*.pt"))
     assert (before.name, newest.name) == ("step-00000005.pt", "step-00000006.pt")
@@ -278,7 +277,7 @@ def wait_for_an_epoch(out, alive):
 
 @unix
 def test_ctrl_c_ends_with_a_checkpoint_and_the_command_that_goes_on(tmp_path, start, noisy):
-    words = [sys.executable, "-m", "ssgd.lab.train", *NOISY, *QUIET, f"out={tmp_path}"]
+    words = [sys.executable, "-m", "ssgd", "train", *NOISY, *QUIET, f"out={tmp_path}"]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=one_thread)
     wait_for_an_epoch(tmp_path, lambda: process.poll() is None)
@@ -324,7 +323,7 @@ def test_what_waits_is_not_begun_after_a_signal(often, tmp_path, monkeypatch):
         with pytest.raises(Stopped, match="stopped by SIGINT"):
             train(recipe, replace(often, checkpoint_seconds=1000))
     assert len(list(tmp_path.glob("cut/**/step-*.pt"))) == 1
-    assert not often.place(recipe, 1).exists() and signal.getsignal(signal.SIGINT) is before
+    assert not often.run_folder(recipe, 1).exists() and signal.getsignal(signal.SIGINT) is before
     assert len(train(recipe, often)) == 2
 
 
@@ -332,10 +331,10 @@ def test_a_run_stops_when_its_time_is_up_and_goes_on(tmp_path, monkeypatch, nois
     words = [*NOISY, *QUIET, f"out={tmp_path}"]
     with monkeypatch.context() as patched:
         stopped_at(37, patched)
-        assert main([*words, "minutes=3"]) == 124
+        assert ssgd(["train", *words, "minutes=3"]) == 124
     assert "the time is up; all is saved. The same command goes on: " in capsys.readouterr().err
     assert newest(tmp_path) == 39  # seen before the next step, which still is made
-    assert main([*words, "minutes=3"]) == 0 and outcome(tmp_path) == noisy
+    assert ssgd(["train", *words, "minutes=3"]) == 0 and outcome(tmp_path) == noisy
 
 
 def stopped_at(position, monkeypatch):
@@ -354,8 +353,8 @@ def stopped_at(position, monkeypatch):
 
 def test_no_time_at_all_is_refused(capsys):
     for text in ("0", "-1", "nan"):
-        assert main(["digits", *QUIET, f"minutes={text}"]) == 2
-        assert "minutes must be more than 0, not " in capsys.readouterr().err
+        assert ssgd(["train", "digits", *QUIET, f"minutes={text}"]) == 2
+        assert "minutes must be a finite number above 0, not " in capsys.readouterr().err
 
 
 def test_who_was_stopped_elsewhere_says_by_what():
@@ -367,7 +366,7 @@ def test_who_was_stopped_elsewhere_says_by_what():
 @unix
 def test_a_second_signal_ends_at_once(tmp_path, monkeypatch, capsys):
     signalled(2, 2, monkeypatch)
-    assert main(["digits", *QUIET, f"out={tmp_path}"]) == 130
+    assert ssgd(["train", "digits", *QUIET, f"out={tmp_path}"]) == 130
     assert "interrupted, going back to the last checkpoint. The same command goes on" in capsys.readouterr().err
     assert not list(tmp_path.glob("**/step-*.pt"))
 
@@ -381,40 +380,40 @@ def remount(disk, options):
 
 def test_a_full_disk_loses_nothing_saved_and_the_run_goes_on_when_there_is_room(tmp_path, monkeypatch, capsys):
     arguments = ["digits", "phases=2", "lr=0.1", *QUIET]
-    assert main([*arguments, f"out={tmp_path / 'whole'}"]) == 0
+    assert ssgd(["train", *arguments, f"out={tmp_path / 'whole'}"]) == 0
     with small_disk(tmp_path / "disk", "size=600k") as disk:
         here = [*arguments, f"out={disk}"]
         signalled(5, 1, monkeypatch)
-        assert main(here) == 130
+        assert ssgd(["train", *here]) == 130
         saved = {path.name: path.read_bytes() for path in disk.glob("**/step-*.pt")}
         room = os.statvfs(disk)
         (disk / "ballast").write_bytes(bytes(room.f_bavail * room.f_frsize - 40_000))
         capsys.readouterr()
-        assert main([*here, "checkpoint_seconds=0"]) == 1
+        assert ssgd(["train", *here, "checkpoint_seconds=0"]) == 1
         said = capsys.readouterr().err
         assert re.search(rf"no space left for {disk}/digits/seed-0/checkpoints/step-\d+\.pt: free some", said)
         assert ". What was saved is whole: the same command goes on from there." in said and "Traceback" not in said
         assert saved and {path.name: path.read_bytes() for path in disk.glob("**/step-*.pt")} == saved
         remount(disk, "size=4m")
-        assert main(here) == 0
+        assert ssgd(["train", *here]) == 0
         assert outcome(disk) == outcome(tmp_path / "whole")
 
 
 def test_a_read_only_disk_is_named_and_a_finished_run_is_read_from_it(tmp_path, monkeypatch, capsys):
     with small_disk(tmp_path / "disk", "size=4m") as disk:
         cut, done = (["digits", f"name={name}", "phases=1", "lr=0.1", *QUIET, f"out={disk}"] for name in "ab")
-        assert main(done) == 0
+        assert ssgd(["train", *done]) == 0
         signalled(5, 1, monkeypatch)
-        assert main(cut) == 130
+        assert ssgd(["train", *cut]) == 130
         make_read_only(disk)
         capsys.readouterr()
-        assert main(cut) == 1
+        assert ssgd(["train", *cut]) == 1
         said = capsys.readouterr().err
         assert "cannot be written because its disk is read-only: choose another folder" in said
         assert "Traceback" not in said
-        assert main(done) == 0 and "finished before" in capsys.readouterr().err
+        assert ssgd(["train", *done]) == 0 and "finished before" in capsys.readouterr().err
         remount(disk, "rw")
-        assert main(cut) == 0
+        assert ssgd(["train", *cut]) == 0
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_another_recipe_is_refused_field_by_field(run):
         "  lr: here [0.1, 0.01], asked [0.2]",
         '  settings.distribution: here "sphere", asked "sign"',
         "  batch: here null, asked 64",
-        "choose another --out, or delete the folder to start anew",
+        "choose another --out, or delete the folder to start again",
     ]
     assert (run.path / "recipe.json").read_bytes() == before
 
@@ -104,6 +104,16 @@ def test_a_file_that_was_edited_wrongly_is_named(run):
     (run.path / "recipe.json").write_text("{")
     with pytest.raises(ValueError, match=r"recipe\.json is not JSON"):
         run.recipe()
+
+
+def test_a_folder_of_another_format_is_refused(tmp_path):
+    run = RunDir(tmp_path)
+    run.open(RECIPE, {})
+    run.close()
+    for other in ({"format": 1}, {}):
+        (tmp_path / "recipe.json").write_text(json.dumps({**RECIPE, **other}))
+        with pytest.raises(ValueError, match=r"run's folder of format (1|None), and this ssgd reads format 2: use the"):
+            run.open(RECIPE, {})
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '"x"', "null"])

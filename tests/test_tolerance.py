@@ -13,7 +13,7 @@ from torch import nn
 from ssgd.analysis import Task, Tolerance, draw_tolerance, load, tolerance, tolerance_of
 from ssgd.analysis.damage import DAMAGES, Weights, rounded_to
 from ssgd.cli.main import main
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train import Execution, train
 
 from .surface_problems import TEST, TRAIN, batches, loss, net, picture_of, wrong

@@ -10,8 +10,9 @@ import pytest
 
 from ssgd import demo
 from ssgd.cli.main import main
-from ssgd.lab.recipes.configure import from_command_line, named
 from ssgd.lab.train import Recipe, find_runs
+
+from .small_trainings import read
 
 Image = pytest.importorskip("PIL.Image", reason="folders of images need pillow")
 
@@ -61,25 +62,25 @@ def test_a_comparison_as_it_is_typed(here):
     found = subprocess.run([*command, "compare", *OWN, *SHORT, "seeds=0,1"], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     rows = [line.split()[:4] for line in found.stdout.splitlines()[1:]]
-    methods = [("sgd", "sgd", "1"), ("ssgd", "ssgd(0.25)", "2"), ("split", "split(0.15)", "1")]
+    methods = [("base", "base", "1"), ("both", "both(0.29)", "2"), ("split", "split(0.15)", "1")]
     assert rows == [[f"folder/my.module.build/{name}", label, passes, "2"] for name, label, passes in methods]
     assert len(list(find_runs("runs"))) == 6
 
 
 def test_defaults_fit_the_folder_and_the_model(here):
-    own, _ = from_command_line(None, ["model=my.module:build", "data=folder"], "ssgd compare")
+    own, _ = read("model=my.module:build", "data=folder")
     assert (own.batch, own.image_size, own.seeds, own.schedule.epochs) == (4, 224, (0, 1, 2), 30)
-    known, _ = from_command_line(None, ["model=resnet20", "data=folder"], "ssgd compare")
+    known, _ = read("model=resnet20", "data=folder")
     assert known.image_size == 32 and known.name == "folder/resnet20"
-    changed, execution = from_command_line(None, ["--model=my.module:build", "--data=folder", "--batch", "6"], "x")
+    changed, execution = read("--model=my.module:build", "--data=folder", "--batch", "6")
     assert (changed.batch, execution.out) == (6, "runs")
 
 
 def test_what_varies_can_be_chosen_and_train_takes_the_same_words(here):
-    assert main(["compare", *OWN, *SHORT, "seeds=0", "--vary", "method=sgd,halves"]) == 0
+    assert main(["compare", *OWN, *SHORT, "seeds=0", "--vary", "method=base,halves"]) == 0
     assert main(["train", *OWN, *SHORT, "seeds=0", "method=sam"]) == 0
     found = {Recipe.from_json(run.recipe()).method for run in find_runs("runs")}
-    assert found == {"sgd", "halves", "sam"}
+    assert found == {"base", "halves", "sam"}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_folders_that_are_not_ready_are_told_apart(here, capsys):
 
     (here / "text").mkdir()
     (here / "text" / "my.train.txt").write_text("a b")
-    assert "write ssgd compare words data=text --vary method=sgd,ssgd,split" in said(["data=text"])
+    assert "write ssgd compare words data=text --vary method=base,both,split" in said(["data=text"])
     (here / "folder" / "train" / "dog").rename(here / "folder" / "dogs")
     assert "only one of them has dog" in said(["data=folder"])
     (here / "folder" / "val" / "dog").rename(here / "folder" / "more dogs")
@@ -122,13 +123,6 @@ def test_folders_that_are_not_ready_are_told_apart(here, capsys):
     (here / "folder" / "val").rename(here / "folder" / "elsewhere")
     assert "has neither val/ nor test/" in said(["data=folder"])
     assert not os.path.exists("runs")
-
-
-def test_the_first_word_is_the_recipe_unless_it_is_a_field():
-    assert named(["digits", "lr=0.1"]) == ("digits", ["lr=0.1"])
-    assert named(["lr=0.1", "digits"]) == (None, ["lr=0.1", "digits"])
-    assert named(["--seeds", "0", "1"]) == (None, ["--seeds", "0", "1"])
-    assert named([]) == (None, [])
 
 
 def test_help_and_demo_end_with_what_comes_next(capsys, monkeypatch, tmp_path):

@@ -10,8 +10,8 @@ from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn, update_bn
 
 from ssgd import SSGD
 from ssgd.core.noise import mix
-from ssgd.lab.safetensors import read_safetensors
 from ssgd.lab.train import RunDir, train
+from ssgd.lab.train.checkpoint import read_safetensors
 
 from .small_trainings import SMALL, folder, fresh_net, small, source
 
@@ -104,19 +104,19 @@ def test_another_base(quiet):
 
 
 def test_weight_decay_may_leave_norms_and_biases_alone(quiet):
-    train(small(weight_decay=0.1, decayed="weights", method="ssgd", level=0.3), quiet)
+    train(small(weight_decay=0.1, decayed="weights", method="both", level=0.3), quiet)
     net = fresh_net()
     weights, others = ([p for p in net.parameters() if (p.dim() > 1) is heavy] for heavy in (True, False))
     groups = [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     opt = SSGD(SGD(groups, 0.1, 0.9, fused=True), 0.3, model=net, seed=mix(0, 1, 0))
     for x, y in batches(range(2), base=opt):
         noisy_step(net, opt, x, y)
-    assert_ends_as(net, quiet, small(weight_decay=0.1, decayed="weights", method="ssgd", level=0.3))
+    assert_ends_as(net, quiet, small(weight_decay=0.1, decayed="weights", method="both", level=0.3))
     with pytest.raises(ValueError, match="decayed"):
         small(decayed="biases")
 
 
-@pytest.mark.parametrize(("method", "split"), [("ssgd", False), ("split", True)])
+@pytest.mark.parametrize(("method", "split"), [("both", False), ("split", True)])
 def test_noise_is_that_of_the_optimizer_by_hand(quiet, method, split):
     train(small(method=method, level=0.3, distribution="uniform"), quiet)
     net = fresh_net()
@@ -128,7 +128,7 @@ def test_noise_is_that_of_the_optimizer_by_hand(quiet, method, split):
 
 @pytest.mark.parametrize("mark", ["S", "(split:0.3)"])
 def test_a_phase_changes_the_method_and_keeps_the_momentum(quiet, mark):
-    method = {"method": "ssgd", "level": 0.3} if mark == "S" else {}
+    method = {"method": "both", "level": 0.3} if mark == "S" else {}
     train(small(phases=f"1-1{mark}-1", lr=(0.1, 0.05, 0.01), **method), quiet)
     net = fresh_net()
     base = sgd(net)
@@ -141,12 +141,12 @@ def test_a_phase_changes_the_method_and_keeps_the_momentum(quiet, mark):
         plain_step(net, base, x, y)
     assert_ends_as(net, quiet)
     found = [(line["method"], line["level"]) for line in RunDir(folder(quiet)).metrics()]
-    assert found == [("sgd", None), ("ssgd" if mark == "S" else "split", 0.3), ("sgd", None)]
+    assert found == [("base", None), ("both" if mark == "S" else "split", 0.3), ("base", None)]
 
 
 def test_neighbouring_phases_of_one_method_are_one_training(quiet):
     """Only the rate changes; the noise goes on."""
-    train(small(phases="1-1", lr=(0.1, 0.02), method="ssgd", level=0.3), quiet)
+    train(small(phases="1-1", lr=(0.1, 0.02), method="both", level=0.3), quiet)
     net = fresh_net()
     opt = SSGD(sgd(net), 0.3, model=net, seed=mix(0, 1, 0))
     for x, y in batches(range(2), rates=lambda moment: 0.1 if moment < 1 else 0.02, base=opt):

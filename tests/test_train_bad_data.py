@@ -10,7 +10,7 @@ from io import StringIO
 import pytest
 import torch
 
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train import Execution, Recipe, train
 from ssgd.lab.train.job import Sources
 
@@ -111,16 +111,3 @@ def test_fields_are_read_and_checked():
         Recipe(bad="fatal")
     with pytest.raises(ValueError, match="normalise must be one of 'speaker', 'global', 'none', not 'all'"):
         Recipe(normalise="all")
-
-
-def test_a_run_from_before_a_field_was_there_is_still_its_recipes(tmp_path):
-    execution = Execution(out=str(tmp_path), progress=False)
-    recipe = replace(get("words"), phases="1", lr=(1.0,))
-    before = train(recipe, execution)
-    file = tmp_path / "words" / "seed-0" / "recipe.json"
-    old = json.loads(file.read_text())
-    del old["bad"]
-    file.write_text(json.dumps(old))
-    assert train(recipe, execution) == before
-    with pytest.raises(ValueError, match='another recipe:\n  bad: here null, asked "skip"'):
-        train(replace(recipe, bad="skip"), execution)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from ssgd.lab import models
-from ssgd.lab.safetensors import read_safetensors
-from ssgd.lab.train import RunDir, classify, train
+from ssgd.lab.train import RunDir, train
+from ssgd.lab.train.checkpoint import read_safetensors
+from ssgd.lab.train.kinds import Images
 
 from .small_trainings import folder, run_of, small
 
@@ -27,7 +28,7 @@ def test_recomputed_statistics_leave_the_training_alone(quiet, tmp_path):
         assert mine["test_loss"] != theirs["test_loss"]
 
 
-@pytest.mark.parametrize("changes", [{"recompute_bn": True}, {"method": "ssgd"}, {"method": "swa"}])
+@pytest.mark.parametrize("changes", [{"recompute_bn": True}, {"method": "both"}, {"method": "swa"}])
 def test_an_evaluation_leaves_no_trace(changes):
     run = run_of(small(**changes))
     for _ in range(3):
@@ -38,7 +39,7 @@ def test_an_evaluation_leaves_no_trace(changes):
 
 
 def test_a_result_tells_what_statistics_gathered_again_would_bring(quiet):
-    noisy = small(method="ssgd", level=0.5)
+    noisy = small(method="both", level=0.5)
     (asked,) = train(replace(noisy, name="asked", recompute_bn=True), quiet)
     (row,) = train(noisy, quiet)
     assert row["test_accuracy_recomputed_bn"] == asked["test_accuracy"] != row["test_accuracy"]
@@ -79,5 +80,5 @@ def test_evaluation_leaves_every_module_in_its_mode():
     seen = []
     frozen.register_forward_hook(lambda *_: seen.append(net.training))
     batch = torch.randn(4, 1, 8, 8), torch.randint(10, (4,))
-    classify.count(net, [batch], nullcontext, torch.device("cpu"))
+    Images.count(net, [batch], nullcontext, torch.device("cpu"))
     assert seen == [False] and net.training and not frozen.training

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import torch
 
-from ssgd.lab.recipes import get
-from ssgd.lab.safetensors import read_safetensors
-from ssgd.lab.train import compare, progress, train
-from ssgd.lab.train.run import Run
+from ssgd.cli import progress
+from ssgd.lab.experiments import get
+from ssgd.lab.train import compare, train
+from ssgd.lab.train.checkpoint import read_safetensors
+from ssgd.lab.train.running import Run
 
 from .small_trainings import folder, fresh_net, run_of, small
 
@@ -48,7 +49,8 @@ def test_torchs_switches_suit_all_recipes(quiet, monkeypatch):
 
 def test_compilation_is_told(quiet, monkeypatch, capsys):
     monkeypatch.setattr(progress, "LONG", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr(Run, "compiles_next", property(lambda run: run.position == 0))
-    train(small(phases="1"), replace(quiet, progress=True))
+    compare([small(phases="1")], quiet, listener=progress.Progress())
     told = capsys.readouterr().err
     assert "compiling, a minute at most" in told and told.count("compiled in 0 s") == 1

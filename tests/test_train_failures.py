@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ssgd.cli.progress import Progress
 from ssgd.lab.train import RunDir, compare, train
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.engine import drive
 from ssgd.lab.train.job import Job, Sources
-from ssgd.lab.train.progress import Progress
-from ssgd.lab.train.run import Diverged, Run
+from ssgd.lab.train.running import Diverged, Run
 
 from .small_trainings import folder, small, trained
 
@@ -31,7 +31,8 @@ def test_a_run_that_cannot_begin_is_named_at_once(quiet, capsys, monkeypatch):
     bad, good = small(name="bad", data="cifar10"), small(name="good")
     said = []
     monkeypatch.setattr(Run, "step", lambda self, step=Run.step: (said.append(capsys.readouterr().err), step(self)))
-    jobs = compare([bad, good], replace(quiet, download=False, folder=quiet.out))
+    offline = replace(quiet, download=False, folder=quiet.out)
+    jobs = compare([bad, good], offline, listener=Progress(shown=False))
     assert isinstance(jobs[0].failure, FileNotFoundError) and jobs[1].result is not None
     assert "bad/seed-0: failed: " in said[0]  # not only when all others have ended
 
@@ -69,8 +70,9 @@ def test_the_bar_knows_of_runs_that_have_not_begun(quiet):
     assert totals == [3 * 2 * 200] * 3
 
 
-def test_a_bar_is_drawn_from_the_first_run_on_and_ends_its_line(quiet, capsys):
+def test_a_bar_is_drawn_from_the_first_run_on_and_ends_its_line(quiet, capsys, monkeypatch):
     pytest.importorskip("tqdm")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     job = Job(small(), 0, quiet, Ranks(), lambda text: None)
     with Progress() as shown:
         assert capsys.readouterr().err == ""

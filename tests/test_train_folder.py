@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from ssgd.lab.data import load
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train import Execution, train
 
 from .test_data_folder import picture
 
 
-@pytest.mark.parametrize("method", ["sgd", "ssgd", "split"])
+@pytest.mark.parametrize("method", ["base", "both", "split"])
 def test_ten_classes_are_trained_and_told(tmp_path, method):
     for part, images in (("train", 2), ("val", 1)):
         for i in range(10 * images):

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from ssgd.lab.data import load
+from ssgd.lab.experiments import get
 from ssgd.lab.models import build
 from ssgd.lab.models.registry import set_dropout
-from ssgd.lab.recipes import get
 from ssgd.lab.train import Execution, train
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.job import Job, Sources
 from ssgd.lab.train.phases import parse
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 
 WORDS = replace(get("words"), phases="1-1", train_limit=3000, test_limit=500)
 
@@ -40,7 +40,7 @@ def cut_it_ends_the_same(folder, recipe, stretches):
     assert ended(folder / "whole", recipe.name) == ended(folder / "cut", recipe.name)
 
 
-@pytest.mark.parametrize("method", ["sgd", "ssgd", "split", "sam", "swa"])
+@pytest.mark.parametrize("method", ["base", "both", "split", "sam", "swa"])
 def test_it_learns_and_tells_perplexity(tmp_path, method):
     (result,) = train(replace(WORDS, method=method, phases="2-1"), Execution(out=str(tmp_path), progress=False))
     assert 1 < result["test_perplexity"] < 29  # thirty words, one of them the end of a line
@@ -48,14 +48,14 @@ def test_it_learns_and_tells_perplexity(tmp_path, method):
     assert {"valid_perplexity", "valid_loss"} <= set(result) and "test_accuracy" not in result
 
 
-@pytest.mark.parametrize("method", ["sgd", "ssgd", "split"])
+@pytest.mark.parametrize("method", ["base", "both", "split"])
 def test_cut_in_mid_epoch_it_ends_the_same(tmp_path, method):
     cut_it_ends_the_same(tmp_path, replace(WORDS, method=method), (2, 3))
 
 
 def test_both_passes_begin_where_the_last_step_ended(tmp_path):
     execution = Execution(out=str(tmp_path), progress=False)
-    job = Job(replace(WORDS, method="ssgd", level=0.2), 0, execution, Ranks(), print)
+    job = Job(replace(WORDS, method="both", level=0.2), 0, execution, Ranks(), print)
     job.begin(Sources(execution))
     net = job.run.net
     seen = []
@@ -75,7 +75,7 @@ def test_both_passes_begin_where_the_last_step_ended(tmp_path):
 
 
 def test_the_rate_is_zarembas():
-    schedule = parse("55", (1.0,), "sgd", decay=1.15, decay_after=14)
+    schedule = parse("55", (1.0,), "base", decay=1.15, decay_after=14)
     rates = [schedule.lr(epoch) for epoch in range(55)]
     assert rates[:14] == [1.0] * 14
     assert rates[14:] == pytest.approx([1.15**-k for k in range(1, 42)])

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssgd.lab.safetensors import read_safetensors
 from ssgd.lab.train import RunDir, train
+from ssgd.lab.train.checkpoint import read_safetensors
 from ssgd.methods import METHODS
 
 from .small_trainings import folder, fresh_net, of, run_of, small, trained
@@ -34,7 +34,7 @@ def test_mirror_without_ranks_says_what_it_needs(quiet):
 def test_settings_reach_the_method():
     opt = run_of(small(method="m-arwp", level=0.02, settings={"share": 0.3, "eta": 2.0})).opt
     assert (opt.param_groups[0]["noise"], opt.share, opt.eta) == (0.02, 0.3, 2.0)
-    opt = run_of(small(method="ssgd", level=0.2, distribution="sign", perturb="dense", bn_stats="once")).opt
+    opt = run_of(small(method="both", level=0.2, distribution="sign", perturb="dense", bn_stats="once")).opt
     assert (opt.distribution.name, len(opt.selected), opt.bn_stats) == ("sign", 1, "once")
     assert run_of(small(method="ema", level=0.9)).opt.decay == 0.9
     opt = run_of(small(method="sam", level=0.2, perturb="dense", bn_stats="once")).opt

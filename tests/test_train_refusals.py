@@ -26,7 +26,7 @@ def test_one_process_has_one_precision(quiet):
 
 def test_two_recipes_of_one_name_are_refused(quiet):
     with pytest.raises(ValueError, match="two recipes have the same name and would share a folder"):
-        compare([small(), small(method="ssgd")], quiet)
+        compare([small(), small(method="both")], quiet)
     assert not folder(quiet).exists()
 
 
@@ -42,7 +42,7 @@ def test_another_recipe_in_the_folder_is_refused(quiet):
         ({"model": "resnet21"}, "no model called 'resnet21'"),
         ({"data": "nowhere"}, "no data set called 'nowhere'"),
         ({"batch": 500}, "a batch of 500 cannot be filled from 200 training samples"),
-        ({"method": "ssgd", "level": -1.0}, "the noise level is"),
+        ({"method": "both", "level": -1.0}, "level must be a finite number of at least 0"),
     ],
 )
 def test_what_cannot_be_trained_says_why(quiet, changes, sentence):

@@ -4,13 +4,13 @@ import json
 from dataclasses import replace
 
 from ssgd.lab.train import Recipe, RunDir, train
-from ssgd.lab.train.run import Run
+from ssgd.lab.train.running import Run
 
 from .small_trainings import folder, small
 
 
 def test_a_result_says_all_about_its_run(quiet, tmp_path):
-    recipe = small(method="ssgd", level=0.3, seeds=(3, 4))
+    recipe = small(method="both", level=0.3, seeds=(3, 4))
     rows = train(recipe, replace(quiet, results=str(tmp_path / "new" / "results.jsonl")))
     assert " ".join(rows[0]) == (
         "experiment model data method mode level distribution phases weight_decay devices seed epochs passes seconds"
@@ -19,7 +19,7 @@ def test_a_result_says_all_about_its_run(quiet, tmp_path):
     )
     expected = {
         "experiment": "small",
-        "method": "ssgd",
+        "method": "both",
         "mode": "both",
         "level": 0.3,
         "distribution": "sphere",

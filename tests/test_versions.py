@@ -10,7 +10,7 @@ import torch
 from ssgd.analysis.acceleration import full_precision
 from ssgd.core.versions import FSDP2, OLDEST, at_least, inductor_has, need, precision_settings
 from ssgd.lab.compilation import compiled_for
-from ssgd.lab.recipes import get
+from ssgd.lab.experiments import get
 from ssgd.lab.train.distributed import Ranks, check
 from ssgd.lab.train.execution import Execution
 

@@ -3,17 +3,24 @@
 import signal
 from dataclasses import replace
 
-from ssgd.lab.recipes.digits import digits
-from ssgd.lab.reproduce import Experiment
+from ssgd.lab.experiments import Cell, Experiment, get
 from ssgd.lab.train.rundir import RunDir
 
 
 def tiny(name="one", **changes):
-    return replace(digits(), name=f"test/{name}", phases="1", lr=(0.1,), train_limit=100, test_limit=50, **changes)
+    return replace(get("digits"), name=f"test/{name}", phases="1", lr=(0.1,), train_limit=100, test_limit=50, **changes)
+
+
+class AsItIs(Experiment):
+    """The same runs at every scale."""
+
+    def recipes(self, scale):
+        return [cell.recipe for cell in self.cells]
 
 
 def made_of(*recipes, name="test", **more):
-    return Experiment(name, "a test", "tiny runs", lambda scale: list(recipes), **more)
+    cells = tuple(Cell(recipe.name, lambda recipe=recipe: recipe) for recipe in recipes)
+    return AsItIs(name, "a test", "tiny runs", cells, **more)
 
 
 def cut_after(epochs, patch):

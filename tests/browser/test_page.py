@@ -2,10 +2,10 @@
 
 import pytest
 
-from ssgd.lab.report.paper import parts
-from ssgd.lab.report.questions import questions
+from ssgd.lab.experiments import experiments
 
-PARTS = parts()
+PARTS = [one for one in experiments() if one.part]
+ASKED = [one for one in experiments() if not one.part]
 NO_PAPER_CURVE = ("fig6", "figA4", "figA5", "figA6")  # not in the paper's source
 TEXTS = ("name", "told")
 BLANK = """(() => { const c = document.querySelector('canvas'); const d = c.getContext('2d')
@@ -15,7 +15,7 @@ BLANK = """(() => { const c = document.querySelector('canvas'); const d = c.getC
 def test_loads_without_a_word_on_the_console(browser, page):
     for dark in (False, True):
         browser.open(page, dark=dark)
-        assert browser.ask("document.querySelectorAll('section').length") >= len(PARTS) + 6
+        assert browser.ask("document.querySelectorAll('section').length") >= len(PARTS) + len(ASKED)
         assert browser.complaints == []
 
 
@@ -50,7 +50,7 @@ def test_every_table_has_its_rows(browser, page):
     )
     for part in PARTS:
         assert rows[part.name] >= max(1, sum(not cell.ours for cell in part.cells)), part.name
-    asked = len(questions([])) + 1  # and what lies beyond
+    asked = len(ASKED)
     assert browser.ask("document.querySelectorAll('.overview tbody tr').length") == len(PARTS) + asked
     columns = "[...r.cells].reduce((sum, cell) => sum + cell.colSpan, 0)"
     cells = f"[...document.querySelectorAll('main table')].map(t => [...t.rows].map(r => {columns}))"
@@ -81,21 +81,25 @@ def test_arrow_keys_show_the_values(browser, page):
 @pytest.mark.parametrize("width", [360, 1200])
 def test_the_price_has_a_row_for_each_gain(width, browser, made_up):
     browser.open(made_up, width=width)
-    names = browser.ask("[...document.querySelectorAll('#price .plot .name')].map(t => t.textContent)")
-    told = browser.ask("[...document.querySelectorAll('#price tbody tr')].map(r => [...r.cells].map(c => c.innerText))")
+    names = browser.ask("[...document.querySelectorAll('#equal_cost .plot .name')].map(t => t.textContent)")
+    told = browser.ask(
+        "[...document.querySelectorAll('#equal_cost tbody tr')].map(r => [...r.cells].map(c => c.innerText))"
+    )
     gains = {row[0] for row in told if len(row) > 1 and row[4] != "–"}
     assert set(names) == gains and any(name.startswith("split (0.15") for name in names)
-    assert browser.ask("document.querySelectorAll('#price .plot > svg .ours .mark').length") == len(names)
+    assert browser.ask("document.querySelectorAll('#equal_cost .plot > svg .ours .mark').length") == len(names)
     sides = "(t => { const b = t.getBoundingClientRect(); return [b.left, b.right]; })"
-    left, right = browser.ask(f"{sides}(document.querySelector('#price .plot > svg'))")
-    placed = browser.ask(f"[...document.querySelectorAll('#price .plot > svg :is(.name, .ours)')].map({sides})")
+    left, right = browser.ask(f"{sides}(document.querySelector('#equal_cost .plot > svg'))")
+    placed = browser.ask(f"[...document.querySelectorAll('#equal_cost .plot > svg :is(.name, .ours)')].map({sides})")
     assert all(left <= begin < end <= right for begin, end in placed)
 
 
 @pytest.mark.parametrize("width", [360, 1200])
 def test_the_names_in_the_price_keep_clear_of_the_numbers(width, browser, page):
     browser.open(page, width=width)
-    edges = [f"[...document.querySelectorAll('#price .plot .{c}')].map(t => t.getBoundingClientRect())" for c in TEXTS]
+    edges = [
+        f"[...document.querySelectorAll('#equal_cost .plot .{c}')].map(t => t.getBoundingClientRect())" for c in TEXTS
+    ]
     gaps = browser.ask(f"(([names, told]) => names.map((box, i) => told[i].left - box.right))([{', '.join(edges)}])")
     assert gaps and min(gaps) > 0
 
@@ -104,12 +108,12 @@ def test_the_names_in_the_price_keep_clear_of_the_numbers(width, browser, page):
 def test_every_task_beyond_cifar_has_a_chart_with_a_mark_at_each_method(width, browser, made_up):
     browser.open(made_up, width=width)
     marks = browser.ask(
-        "[...document.querySelectorAll('#beyond figure')].map(f => f.querySelectorAll('.plot > svg .mark').length)"
+        "[...document.querySelectorAll('#other_tasks figure')].map(f => f.querySelectorAll('.plot > svg .mark').length)"
     )
     assert marks == [4, 5, 5]  # words have no base-2x
     edges = "(t => { const b = t.getBoundingClientRect(); return [b.left, b.right]; })"
     for texts in browser.ask(
-        "[...document.querySelectorAll('#beyond figure')].map(f => [...f.querySelectorAll('.plot > svg text')]"
+        "[...document.querySelectorAll('#other_tasks figure')].map(f => [...f.querySelectorAll('.plot > svg text')]"
         f".filter(t => !t.className.baseVal).map({edges}))"
     ):
         assert len(texts) > 2 and all(0 <= left < right <= width for left, right in texts)  # ticks, and the axis' name
@@ -118,7 +122,7 @@ def test_every_task_beyond_cifar_has_a_chart_with_a_mark_at_each_method(width, b
 def test_the_top_of_the_page_draws_what_a_gain_costs(browser, made_up):
     browser.open(made_up)
     at_the_top = browser.ask("[...document.querySelectorAll('header .plot .name')].map(t => t.textContent)")
-    below = browser.ask("[...document.querySelectorAll('#price .plot .name')].map(t => t.textContent)")
+    below = browser.ask("[...document.querySelectorAll('#equal_cost .plot .name')].map(t => t.textContent)")
     assert at_the_top and at_the_top == below[: len(at_the_top)]
 
 

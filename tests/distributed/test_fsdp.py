@@ -111,6 +111,19 @@ def noise_of_whole_tensors(rank: int) -> None:
     assert_shards_draw_for_themselves(plus["0.weight"].split([4, 3]), w["0.weight"].split([4, 3]), LEVEL)
 
 
+def test_shards_have_the_noise_of_the_whole_tensor(ranks: Ranks) -> None:
+    ranks(2, noise_beside_unsharded)
+
+
+def noise_beside_unsharded(rank: int) -> None:
+    net, whole_net = sharded(line()), bottleneck()
+    opt, alone = perturbing(net), SSGD(SGD(whole_net.parameters(), lr=0.1), LEVEL, seed=SEED)
+    for point, other in zip(opt.points(), alone.points(), strict=True):
+        with point, other:
+            for name, w in whole_net.named_parameters():
+                torch.testing.assert_close(gathered(net, opt)[name], w.detach(), rtol=1e-12, atol=1e-15)
+
+
 def shards_of(p: Tensor) -> list[Tensor]:
     """What each rank holds of a tensor."""
     sizes: list[Any] = [None] * dist.get_world_size()

@@ -61,7 +61,7 @@ def under_ddp(rank: int, name: str) -> int:
     if METHODS[name].transform is not None:  # a transform comes before DDP, as with any change of modules
         METHODS[name].transform(net, 0.2)
         ddp = DistributedDataParallel(net)
-        opt = METHODS["sgd"].build(SGD(net.parameters(), lr=0.1, momentum=0.9), ddp)
+        opt = METHODS["base"].build(SGD(net.parameters(), lr=0.1, momentum=0.9), ddp)
     else:
         ddp = DistributedDataParallel(net)
         opt = build(name, net, ddp)
@@ -80,7 +80,7 @@ def under_ddp(rank: int, name: str) -> int:
 # --- the perturbation acts ------------------------------------------------------------------------------------------
 
 WHOLE_WEIGHTS = ("mirror", "swa", "ema")  # methods that FSDP2 refuses
-STAYS = ("sgd", "sgd-2x", "sgdr", "halves", "swa", "ema")
+STAYS = ("base", "base-2x", "sgdr", "halves", "swa", "ema")
 STARTS_AT_W = ("m-arwp", "sam", "asam", "entropy-sgd")  # the points after the first are moved
 
 
@@ -102,7 +102,7 @@ def start(name: str, parallel: Callable[[nn.Module], nn.Module], p: float = 0.2)
     if method.transform is not None:
         method.transform(net, p)
         model = parallel(net)
-        return model, METHODS["sgd"].build(SGD(net.parameters(), lr=0.1, momentum=0.9), model)
+        return model, METHODS["base"].build(SGD(net.parameters(), lr=0.1, momentum=0.9), model)
     model = parallel(net)
     seed = {"seed": 3} if "noise" in {s.name for s in method.settings} else {}
     return model, build(name, net, model, **seed)
@@ -301,7 +301,7 @@ def under_fsdp(rank: int, name: str) -> None:
         assert torch.equal(whole(p), whole(q))
 
 
-@pytest.mark.parametrize("name", ["sgd", "sam", "asam", "halves", "dropout", "dropconnect"])
+@pytest.mark.parametrize("name", ["base", "sam", "asam", "halves", "dropout", "dropconnect"])
 def test_fsdp_without_noise_trains_as_a_whole_net_does(ranks: Ranks, name: str) -> None:
     ranks(2, beside_a_whole_net, name)
 
@@ -310,7 +310,7 @@ def beside_a_whole_net(rank: int, name: str) -> None:
     """The same batch on both ranks: the mean over ranks is what one process gets. Nothing is dropped."""
     net, opt = start(name, sharded, p=0.0)
     alone = mlp(torch.float64)
-    plain = name if METHODS[name].transform is None else "sgd"
+    plain = name if METHODS[name].transform is None else "base"
     alone_opt = METHODS[plain].build(SGD(alone.parameters(), lr=0.1, momentum=0.9), alone)
     for i in range(5):
         step(name, opt, net, *vectors(seed=i))

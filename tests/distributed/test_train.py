@@ -16,15 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ssgd.lab import recipes
+from ssgd.lab import experiments
 from ssgd.lab.train import Execution, Recipe, compare, train
 from ssgd.lab.train.distributed import Ranks as Place
-from ssgd.lab.train.distributed import joined
-from ssgd.lab.train.engine import Stopped, alone, drive
+from ssgd.lab.train.distributed import fresh_part, joined
+from ssgd.lab.train.engine import Listener, Stopped, alone, drive
 from ssgd.lab.train.job import Job, Sources
-from ssgd.lab.train.progress import Progress
-from ssgd.lab.train.rendezvous import fresh_part
-from ssgd.lab.train.run import Diverged
+from ssgd.lab.train.running import Diverged
 
 from .by_hand import Weights, assert_bitwise, objects_of_every_rank
 from .nets import MARKERS
@@ -93,7 +91,7 @@ def assert_same_files(found: Path, expected: Path) -> None:
 # --- as one process -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["sgd", "ssgd", "split", "sam"])
+@pytest.mark.parametrize("method", ["base", "both", "split", "sam"])
 def test_one_two_and_four_processes_end_alike(ranks: Ranks, tmp_path: Path, method: str) -> None:
     """With the same global batch, shared noise and no batch-norm, up to the order of sums; metrics too."""
     recipe = replace(RECIPE, method=method, batch=16)
@@ -139,11 +137,11 @@ def test_shares_of_different_length_are_evaluated_with_sharded_weights(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "sgd"},
-        {"method": "ssgd"},
-        {"method": "ssgd", "per_rank": False},
-        {"method": "ssgd", "bn_stats": "once", "clip": 1.0},
-        {"method": "ssgd-x2"},
+        {"method": "base"},
+        {"method": "both"},
+        {"method": "both", "per_rank": False},
+        {"method": "both", "bn_stats": "once", "clip": 1.0},
+        {"method": "both-x2"},
         {"method": "split"},
         {"method": "swa"},
     ],
@@ -169,8 +167,8 @@ def test_one_process_stands_for_four_devices(ranks: Ranks, tmp_path: Path, chang
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "ssgd"},
-        {"method": "ssgd", "bn_stats": "once", "recompute_bn": True},
+        {"method": "both"},
+        {"method": "both", "bn_stats": "once", "recompute_bn": True},
         {"method": "mirror"},
         {"model": "tests.distributed.nets:with_dropout_before_batch_norm", "recompute_bn": True},
         {"method": "swa"},
@@ -192,7 +190,7 @@ def test_replicas_are_bitwise_alike_also_in_their_statistics(
 def test_ranks_draw_noise_of_their_own_unless_it_is_shared(
     ranks: Ranks, tmp_path: Path, per_rank: bool | None, alike: bool
 ) -> None:
-    first, second = ranks(2, noisy_weight, replace(RECIPE, method="ssgd", per_rank=per_rank), tmp_path)
+    first, second = ranks(2, noisy_weight, replace(RECIPE, method="both", per_rank=per_rank), tmp_path)
     assert torch.equal(first, second) == alike
 
 
@@ -213,10 +211,10 @@ def noisy_weight(rank: int, recipe: Recipe, out: Path) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("count", "changes"),
     [
-        (2, {"method": "ssgd", "model": "small-cnn", "per_rank": None}),
+        (2, {"method": "both", "model": "small-cnn", "per_rank": None}),
         (4, {"method": "split"}),
         (2, {"method": "dropout", "optimizer": "adam", "lr": (0.003,)}),
-        (2, {"method": "ssgd", "parallel": "fsdp"}),
+        (2, {"method": "both", "parallel": "fsdp"}),
     ],
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else str(value),
 )
@@ -235,7 +233,7 @@ def test_cut_in_mid_epoch_and_taken_up_by_as_many_ranks_is_bitwise_the_same(
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_taken_up_by_another_number_of_ranks_it_ends_alike(ranks: Ranks, tmp_path: Path, parallel: str) -> None:
     """Momentum comes along: without it the weights would end far apart."""
-    recipe = replace(RECIPE, parallel=parallel, method="ssgd" if parallel == "ddp" else "sgd")
+    recipe = replace(RECIPE, parallel=parallel, method="both" if parallel == "ddp" else "base")
     unbroken, _ = ranks(2, trained, recipe, tmp_path / "unbroken")
     for count, later in ((2, 4), (2, 1), (1, 2)):
         out = tmp_path / f"{count}, then {later}"
@@ -260,7 +258,7 @@ def stopped_after_the_first(rank: int, recipe: Recipe, out: Path) -> tuple[bool,
             return signal.SIGTERM if rank == 1 and jobs[0].over else None
 
         with pytest.raises(Stopped):
-            drive(jobs, 1, Sources(jobs[0].execution), Progress(shown=False), stop)
+            drive(jobs, 1, Sources(jobs[0].execution), Listener(), stop)
         return jobs[0].over, jobs[1].over
 
 
@@ -333,7 +331,7 @@ def test_memory_that_runs_out_on_one_rank_ends_the_job(tmp_path: Path) -> None:
 
 def torchrun(recipe: Recipe, out: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], float]:
     """Trains with two processes as a user would; what came of it, and the seconds it took."""
-    changes = [f"{key}={spelt(getattr(recipe, key))}" for key in recipe.differences(recipes.get("digits"))]
+    changes = [f"{key}={spelt(getattr(recipe, key))}" for key in recipe.differences(experiments.get("digits"))]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
     markers = out / "markers"
     markers.mkdir(parents=True, exist_ok=True)
@@ -354,7 +352,7 @@ def spelt(value: Any) -> str:
 
 
 def test_torchrun_trains_and_one_rank_speaks(ranks: Ranks, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, method="ssgd")
+    recipe = replace(RECIPE, method="both")
     ranks(2, trained, recipe, tmp_path / "here")
     done, _ = torchrun(recipe, tmp_path / "by torchrun")
     assert done.returncode == 0, done.stderr
@@ -366,7 +364,7 @@ def test_torchrun_trains_and_one_rank_speaks(ranks: Ranks, tmp_path: Path) -> No
 def test_torchrun_restarts_a_training_whose_rank_was_killed_and_it_ends_bitwise_the_same(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    recipe = replace(RECIPE, method="ssgd")
+    recipe = replace(RECIPE, method="both")
     ranks(2, trained, recipe, tmp_path / "unbroken")
     killed = replace(recipe, model="tests.distributed.nets:killed_once")
     done, _ = torchrun(killed, tmp_path / "killed", "--max-restarts", "2")
@@ -377,7 +375,7 @@ def test_torchrun_restarts_a_training_whose_rank_was_killed_and_it_ends_bitwise_
 
 
 def test_sigterm_to_all_saves_in_mid_epoch_and_the_training_goes_on(ranks: Ranks, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, method="ssgd")
+    recipe = replace(RECIPE, method="both")
     ranks(2, trained, recipe, tmp_path / "unbroken")
     stopped = replace(recipe, model="tests.distributed.nets:stopped_once")
     done, _ = torchrun(stopped, tmp_path / "stopped")

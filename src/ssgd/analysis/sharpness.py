@@ -104,14 +104,16 @@ def symmetric_excess(
         raise ValueError("at level 0 there is no noise to measure the excess of: give a level above 0")
     check_count("pairs", pairs)
     seed = check_seed(seed)
-    plus, minus, lengths = [], [], []
+    plus: list[float] = []
+    minus: list[float] = []
+    lengths = []
     with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
         weights = noisy_weights(task, as_distribution(distribution), perturb)
         clean, _ = task.measure()
         for pair in range(pairs):
             try:
                 for sign, losses in ((1, plus), (-1, minus)):
-                    weights.move(sign, (seed, pair, 0), 0, lambda: [level])
+                    weights.move(sign, (seed, pair, 0), 0, [level], again=sign > 0)
                     if sign > 0:
                         lengths.append(_length(weights))
                     losses.append(task.measure()[0])

@@ -29,8 +29,7 @@ from ..lab.data.mnist import SERVERS
 from ..lab.data.registry import NAMES
 
 EXTRAS = {
-    "cli": "options such as --lr of ssgd train, a bar",
-    "demo": "pictures and a bar of python -m ssgd.demo",
+    "demo": "pictures of python -m ssgd.demo",
     "images": "folders of images",
     "speech": "audio files, error rates",
     "analysis": "spectra, and pictures of lines and planes",
@@ -59,8 +58,7 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="as JSON, for programs and bug reports")
-    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="Prints JSON, for programs and bug reports.")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,49 +1,36 @@
-"""``ssgd COMMAND``: finds the command and runs it."""
+"""``ssgd COMMAND``: finds the command, runs it, and tells how it ended."""
 
 from __future__ import annotations
 
 import argparse
 import io
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import ModuleType
 
 from .. import __version__
-from . import (
-    compare,
-    doctor,
-    line,
-    methods,
-    models,
-    plane,
-    recipes,
-    report,
-    reproduce,
-    sample,
-    sharpness,
-    spectrum,
-    tolerance,
-    train,
-    transcribe,
-)
+from ..core.checks import did_you_mean
 
-COMMANDS = {
-    "train": train,
-    "compare": compare,
-    "reproduce": reproduce,
-    "line": line,
-    "plane": plane,
-    "spectrum": spectrum,
-    "sharpness": sharpness,
-    "tolerance": tolerance,
-    "sample": sample,
-    "transcribe": transcribe,
-    "report": report,
-    "recipes": recipes,
-    "methods": methods,
-    "models": models,
-    "doctor": doctor,
-}
+COMMANDS = (
+    "train",
+    "compare",
+    "reproduce",
+    "line",
+    "plane",
+    "spectrum",
+    "sharpness",
+    "tolerance",
+    "sample",
+    "transcribe",
+    "report",
+    "recipes",
+    "methods",
+    "models",
+    "doctor",
+)
 CONNECTIONS = "32"  # to a GPU, for kernels of runs side by side: the most there are; CUDA has 8 of its own accord
 NEXT = """from nothing to your own data:
   ssgd doctor                                            what this machine offers, and what to do about the rest
@@ -51,40 +38,39 @@ NEXT = """from nothing to your own data:
   ssgd compare --model my.module:build --data folder/    SGD, S-SGD and split: your model, your images in folder/train
                                                          and folder/val, a folder in each for every class
 """
+TIMED_OUT = 124  # as the command timeout has it
+
+
+def command(name: str) -> ModuleType:
+    """The module of a command: ``add_arguments(parser)``, ``run(options)``, and a docstring that is its help.
+
+    Its ``KEPT``, if it has one, names what the same command goes on from when it was interrupted.
+    """
+    return import_module(f".{name}", __package__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
     if "" not in sys.path:
         sys.path.append("")  # models of your own are found in the current folder, as python -m ssgd finds them
     if os.environ.get("WORLD_SIZE", "1") == "1" and not _shares_the_device():
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)  # read once, when CUDA starts
-    parser = argparse.ArgumentParser(
-        prog="ssgd",
-        description="S-SGD around any PyTorch optimizer: train, compare, reproduce the paper, look at minima.",
-        epilog=NEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"ssgd {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        help = (command.__doc__ or "").strip().split("\n")[0]
-        takes_fields = name in ("train", "compare")  # every field of a recipe is an option, and --help explains them
-        command.add_arguments(
-            commands.add_parser(
-                name, help=help, description=command.__doc__, add_help=not takes_fields, allow_abbrev=False
-            )
-        )
-    options, rest = parser.parse_known_args(arguments)
-    options.rest = rest
-    if not hasattr(options, "run"):
+    called = command(words[0]) if words and words[0] in COMMANDS else None
+    parser = _parser(COMMANDS if called is None else words[:1])
+    if called is None and words and not words[0].startswith("-"):
+        parser.error(f"no command called {words[0]!r}: {did_you_mean(words[0], COMMANDS, 'see ssgd --help')}")
+    takes_fields = called is not None and hasattr(called, "prepared")
+    options, left = parser.parse_known_args(called.prepared(words) if called and takes_fields else words)
+    if called is None:
         parser.print_help()
         return 2
-    if options.rest and options.run not in (train.run, compare.run):
-        parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
+    if left and not takes_fields:
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    options.left = left  # the command says what to write instead
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know no ±
     try:
-        status = int(options.run(options) or 0)
+        status = exit_status(lambda: int(called.run(options) or 0), getattr(called, "KEPT", None))
         if sys.stdout is not None:  # closed by `>&-`
             sys.stdout.flush()
         return status
@@ -95,6 +81,70 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written either
         print(f"ssgd: {problem}", file=sys.stderr)
         return 1
+
+
+def exit_status(work: Callable[[], int], kept: str | None) -> int:
+    """Calls ``work`` and returns its exit status. What a user can mend ends with a sentence instead of a traceback.
+
+    ``kept``: what the same command goes on from when it was interrupted, if there is anything.
+    """
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return _interrupted(kept)
+    except BrokenPipeError:
+        raise  # whoever read the output has gone, and needs no sentence
+    except Exception as problem:
+        from ..lab.train.distributed import is_first_process
+        from ..lab.train.engine import TIME_IS_UP, Stopped, explain
+        from ..lab.train.running import Diverged
+
+        if isinstance(problem, Stopped):
+            if is_first_process():
+                print(f"{problem}; all is saved. {_how_to_go_on()}", file=sys.stderr)
+            return TIMED_OUT if problem.number == TIME_IS_UP else 128 + problem.number
+        if isinstance(problem, (ValueError, ImportError, OSError, Diverged)):
+            print(f"ssgd: {explain(problem)}", file=sys.stderr)
+            return 2 if isinstance(problem, ValueError) else 1
+        if "KeyboardInterrupt" in str(problem):  # what torch makes of one inside its own scripts
+            return _interrupted(kept)
+        raise
+
+
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of these commands."""
+    parser = argparse.ArgumentParser(
+        prog="ssgd",
+        description="S-SGD around any PyTorch optimizer: train, compare, reproduce the paper, look at minima.",
+        epilog=NEXT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ssgd {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name in names:
+        module = command(name)
+        text = (module.__doc__ or "").strip()
+        add_help = not hasattr(module, "prepared")  # those explain the fields with the recipe's values
+        found = commands.add_parser(
+            name, help=text.split("\n")[0], description=text, add_help=add_help, allow_abbrev=False
+        )
+        module.add_arguments(found)
+    return parser
+
+
+def _interrupted(kept: str | None) -> int:
+    told = "interrupted" if kept is None else f"interrupted, going back to {kept}. {_how_to_go_on()}"
+    print(told, file=sys.stderr)
+    return 130
+
+
+def _how_to_go_on() -> str:
+    """The command, where this process knows it: ``torchrun`` gave it another than its own."""
+    return (
+        "The same torchrun command goes on."
+        if "RANK" in os.environ
+        else f"The same command goes on: {shlex.join(sys.orig_argv)}"
+    )
 
 
 def _shares_the_device() -> bool:

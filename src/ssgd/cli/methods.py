@@ -12,9 +12,10 @@ from ..methods.registry import METHODS, Method
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", choices=list(METHODS), metavar="NAME", help="only this method, in detail")
-    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "name", nargs="?", choices=list(METHODS), metavar="NAME", help="Shows only this method, in detail."
+    )
+    parser.add_argument("--json", action="store_true", help="Prints JSON, for programs.")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-import torch
-
-from ..lab import models
-
 CLASSES = {"imagenet": 1000, "lstm": 10_000, "sgcn": 29}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run)
+    """There are none."""
 
 
 def run(options: argparse.Namespace) -> None:
+    import torch
+
+    from ..lab import models
+
     for model in models.MODELS.values():
         classes = CLASSES.get(model.name.partition("-")[0], 10)
         with torch.device("meta"):

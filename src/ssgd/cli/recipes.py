@@ -5,25 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 
-from ..lab import recipes
-from ..lab.train.terminal import ended
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="only this recipe, in detail")
-    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
-    parser.set_defaults(run=run)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="Shows only this recipe, in detail.")
+    parser.add_argument("--json", action="store_true", help="Prints JSON, for programs.")
 
 
 def run(options: argparse.Namespace) -> int:
-    def work() -> int:
-        if options.name is not None:
-            recipe = recipes.get(options.name)
-            print(json.dumps(recipe.to_json(), indent=2) if options.json else recipe)
-        elif options.json:
-            print(json.dumps([recipes.get(name).to_json() for name in recipes.RECIPES], indent=2))
-        else:
-            print(recipes.listing())
-        return 0
+    from ..lab.experiments import catalogue
 
-    return ended(work)
+    if options.name is not None:
+        recipe = catalogue.get(options.name)
+        print(json.dumps(recipe.to_json(), indent=2) if options.json else recipe)
+    elif options.json:
+        print(json.dumps([catalogue.get(name).to_json() for name in catalogue.names()], indent=2))
+    else:
+        print(catalogue.listing())
+    return 0

@@ -9,62 +9,72 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..lab.train.terminal import ended
+KEPT = "the last checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="such as table2, fig3 or price; one or several")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="An experiment, such as table2, fig3 or equal_cost; one or several."
+    )
     parser.add_argument(
         "--scale",
         choices=("smoke", "small", "paper"),
         default="paper",
-        help="smoke: embedded data, seconds; small: fewer seeds; paper: all of it (default)",
+        help="How much of it: smoke takes seconds on embedded data, small has fewer seeds, paper is all (default).",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="instead of the experiment's own")
     parser.add_argument(
-        "--only", nargs="+", metavar="PATTERN", help="runs whose name holds it, such as 'resnet20/*/seed-0'"
+        "--seeds", type=int, nargs="+", metavar="N", help="The seeds, instead of those of the experiment."
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N missing runs, seed by seed")
     parser.add_argument(
-        "--minutes", type=float, metavar="N", help="stop after so many, with all saved: the same command goes on"
+        "--only", nargs="+", metavar="PATTERN", help="Makes only runs whose name holds it, such as 'resnet20/*/seed-0'."
     )
-    parser.add_argument("--plan", action="store_true", help="list what is missing and what it costs, and stop")
-    parser.add_argument("--out", default="runs", help="the folder that gets a folder for each run (default: runs)")
-    parser.add_argument("--results", default="results", metavar="DIR", help="where rows are kept (default: results)")
-    parser.add_argument("--folder", help="where the data lie; else $SSGD_DATA, else a cache folder")
+    parser.add_argument("--limit", type=int, metavar="N", help="Makes only the first N missing runs, seed by seed.")
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
+        "--minutes", type=float, metavar="N", help="Stops after N minutes with all saved: the same command goes on."
     )
-    parser.add_argument("--at-once", type=int, default=12, metavar="N", help="runs side by side on a GPU (default: 12)")
-    parser.add_argument("--deterministic", action="store_true", help="the same bits every time, somewhat slower")
-    parser.add_argument("--on", choices=("here", "ray"), default="here", help="ray: over a Ray cluster")
-    parser.set_defaults(run=run)
+    parser.add_argument("--plan", action="store_true", help="Lists what is missing and what it costs, and stops.")
+    parser.add_argument("--out", default="runs", help="The folder that gets a folder for each run (default: runs).")
+    parser.add_argument(
+        "--results", default="results", metavar="DIR", help="The folder of the rows (default: results)."
+    )
+    parser.add_argument("--folder", help="The folder of the data; without it $SSGD_DATA, or else a cache folder.")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="The device; auto is a GPU where there is one.",
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=12, metavar="N", help="The number of runs side by side on a GPU (default: 12)."
+    )
+    parser.add_argument("--deterministic", action="store_true", help="Gives the same bits every time, somewhat slower.")
+    parser.add_argument(
+        "--on", choices=("here", "ray"), default="here", help="Where the runs are made; ray is over a Ray cluster."
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options))
-
-
-def work(options: argparse.Namespace) -> int:
     from ..core.checks import check_count
-    from ..lab import reproduce
-    from ..lab.reproduce import wording
+    from ..lab import experiments
+    from ..lab.experiments import wording
+    from ..lab.experiments.running import carry_out
+    from ..lab.train.distributed import is_first_process
     from ..lab.train.execution import Execution
-    from ..lab.train.terminal import speaks
+    from .progress import Progress
 
     if options.limit is not None:
         check_count("limit", options.limit)
-    results = reproduce.Results(options.results)
+    results = experiments.Results(options.results)
     if not options.names:
         print(wording.listing(options.scale, results, options.out))
         return 0
-    experiments = [reproduce.get(name) for name in dict.fromkeys(options.names)]
+    chosen = [experiments.experiment(name) for name in dict.fromkeys(options.names)]
     same = ("out", "folder", "device", "at_once", "deterministic", "minutes")
     execution = Execution(**{name: getattr(options, name) for name in same}, progress=True)
-    chosen = {"seeds": options.seeds, "only": options.only}
-    plans = reproduce.plans(experiments, options.scale, results, options.out, **chosen)
+    part = {"seeds": options.seeds, "only": options.only}
+    plans = experiments.plans(chosen, options.scale, results, options.out, **part)
     several = len(plans) > 1
-    if speaks():
+    if is_first_process():
         told = [wording.of_plan(plan, results, execution, None if several else options.limit) for plan in plans]
         told += [wording.in_all(plans, results, execution, options.limit)] if several else []
         print("\n\n".join(told), flush=True)
@@ -72,9 +82,9 @@ def work(options: argparse.Namespace) -> int:
             print(wording.to_do(plans, options.limit))
     if options.plan:
         return 0
-    failures = reproduce.carry_out(plans, execution, results, limit=options.limit, on=options.on)
-    if speaks():
-        after = reproduce.plans(experiments, options.scale, results, options.out, **chosen)
+    failures = carry_out(plans, execution, results, limit=options.limit, on=options.on, listener=Progress)
+    if is_first_process():
+        after = experiments.plans(chosen, options.scale, results, options.out, **part)
         print("\n\n".join(wording.outcome(plan, results) for plan in after))
     for name, sentence in failures.items():
         print(f"{name} failed: {sentence}", file=sys.stderr)

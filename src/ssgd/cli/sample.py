@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import argparse
 
-from ..lab.train.terminal import ended
-from . import trained
+from .arguments import RUN, add_data_and_device, net_and_data
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    trained.add_arguments(parser)
-    parser.add_argument("--words", default="", help='how the text begins, such as "the company"')
-    parser.add_argument("--length", type=int, default=40, help="words to write (default: 40)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="default: 0.8")
-    parser.add_argument("--seed", type=int, default=0, help="another seed writes another text (default: 0)")
-    parser.set_defaults(run=run)
+    parser.add_argument("solution", metavar="RUN", help=RUN)
+    add_data_and_device(parser)
+    parser.add_argument("--words", default="", help='The words that the text begins with, such as "the company".')
+    parser.add_argument("--length", type=int, default=40, help="The number of words to write (default: 40).")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="A low temperature keeps to likely words (default: 0.8)."
+    )
+    parser.add_argument("--seed", type=int, default=0, help="The seed; another writes another text (default: 0).")
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options), kept=None)
-
-
-def work(options: argparse.Namespace) -> int:
     from ..core.checks import check_seed
     from ..lab.models.lstm import LanguageModel, generate
 
     check_seed(options.seed)
-    net, text = trained.trained(options, "language")
+    net, text = net_and_data(options, "language")
     if not isinstance(net, LanguageModel):
         raise ValueError(f"{options.solution} is of a model of your own: only ssgd's LSTMs write")
     print(generate(net, text.vocabulary, options.words, options.length, options.temperature, options.seed))

@@ -6,12 +6,13 @@ import argparse
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files import append_line
-from ..lab.solutions import Solution, solution, tasks
-from ..lab.train.terminal import ended
-from .analysis_options import RUN, add_options, execution, refuse_torchrun
+from .arguments import RUN, add_options, execution, refuse_several_processes
+
+if TYPE_CHECKING:
+    from ..lab.solutions import Solution
 
 PAIRS = 10
 
@@ -19,26 +20,28 @@ PAIRS = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("solutions", nargs="+", metavar="RUN", help=RUN)
     parser.add_argument(
-        "--level", type=float, default=0.1, help="level of the noise, by the run's distribution (default: 0.1)"
+        "--level", type=float, default=0.1, help="The level of noise of the run's distribution (default: 0.1)."
     )
-    parser.add_argument("--pairs", type=int, help="pairs of noises (default: 10, and 4 at each level of --find-level)")
-    parser.add_argument("--rho", type=float, default=0.05, help="length of SAM's step (default: 0.05)")
-    parser.add_argument("--epsilon", type=float, default=1e-3, help="size of Keskar's box (default: 0.001)")
-    parser.add_argument("--subspace", type=int, default=100, help="dimension of Keskar's subspace; 0: the full space")
-    parser.add_argument("--find-level", action="store_true", help="draw the excess against the level, and suggest one")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="append a line of JSON for each run to this file")
+    parser.add_argument(
+        "--pairs", type=int, help="The pairs of noise (default: 10, and 4 at each level of --find-level)."
+    )
+    parser.add_argument("--rho", type=float, default=0.05, help="The length of SAM's climb (default: 0.05).")
+    parser.add_argument("--epsilon", type=float, default=1e-3, help="The size of Keskar's box (default: 0.001).")
+    parser.add_argument(
+        "--subspace", type=int, default=100, help="The dimension of Keskar's subspace; 0 is the full space."
+    )
+    parser.add_argument(
+        "--find-level", action="store_true", help="Draws the excess against the level, and suggests a level."
+    )
+    parser.add_argument("--seed", type=int, default=0, help="The seed of the noise (default: 0).")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="A file that gets a line of JSON for each run.")
     add_options(parser, "sharpness")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options), kept=None)
-
-
-def work(options: argparse.Namespace) -> int:
-    refuse_torchrun("sharpness")
+    refuse_several_processes("sharpness")
     from ..analysis.results import with_ending
+    from ..lab.solutions import solution
 
     for number, path in enumerate(options.solutions):
         found = solution(path)
@@ -56,6 +59,7 @@ def measure(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
     """Measures, prints and writes the sharpness of one solution; returns its row."""
     from ..analysis import find_level, keskar, sam_sharpness, save, symmetric_excess
     from ..analysis.results import with_ending
+    from ..lab.solutions import tasks
 
     distribution, task = found.recipe.distribution, tasks(found, execution(options), options.limit)["train"]
     pairs = PAIRS if options.pairs is None else options.pairs
@@ -76,8 +80,8 @@ def measure(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
     print(f"Keskar's at epsilon {options.epsilon:g} in {where}: {box.value:.3f}")
     save(box, with_ending(out, "-keskar"))
     if options.find_level:
-        pairs_given = {} if options.pairs is None else {"pairs": options.pairs}
-        curve = find_level(task, distribution=distribution, seed=options.seed, **pairs_given)
+        pairs_asked = {} if options.pairs is None else {"pairs": options.pairs}
+        curve = find_level(task, distribution=distribution, seed=options.seed, **pairs_asked)
         print(curve.verdict)
         save(curve, with_ending(out, "-level"))
         curve.draw(with_ending(out, "-level.png"))

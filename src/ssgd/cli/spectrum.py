@@ -5,33 +5,31 @@ from __future__ import annotations
 import argparse
 import math
 
-from ..lab.solutions import solution, tasks
-from ..lab.train.terminal import ended
-from .analysis_options import RUN, add_graph, add_options, add_precision, execution, refuse_torchrun
+from .arguments import RUN, add_graph, add_options, add_precision, execution, refuse_several_processes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("solutions", nargs="+", metavar="RUN", help=RUN)
-    parser.add_argument("--steps", type=int, default=90, help="steps of Lanczos (default: 90)")
-    parser.add_argument("--probes", type=int, default=5, help="random vectors to start from (default: 5)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random vectors (default: 0)")
+    parser.add_argument("--steps", type=int, default=90, help="The number of steps of Lanczos (default: 90).")
+    parser.add_argument("--probes", type=int, default=5, help="The number of random vectors (default: 5).")
+    parser.add_argument("--seed", type=int, default=0, help="The seed of the random vectors (default: 0).")
     add_precision(parser)
     parser.add_argument(
-        "--together", type=int, default=1, metavar="N", help="probes in one pass: faster, in so many times the memory"
+        "--together",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Takes N probes in one pass: faster, in N times the memory.",
     )
     add_graph(parser)
     add_options(parser, "spectrum")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options), kept=None)
-
-
-def work(options: argparse.Namespace) -> int:
-    refuse_torchrun("spectrum")
+    refuse_several_processes("spectrum")
     from ..analysis import Hessian, draw_spectrum, save, spectrum
     from ..analysis.results import with_ending
+    from ..lab.solutions import solution, tasks
 
     carried_out, spectra = execution(options), {}
     for number, path in enumerate(options.solutions):

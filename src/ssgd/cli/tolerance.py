@@ -12,56 +12,50 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..files import append_line
-from ..lab import models
-from ..lab.columns import in_columns
-from ..lab.solutions import Solution, data_of, solution, tasks
-from ..lab.train.tasks import judged_by_test
-from ..lab.train.terminal import ended
-from .analysis_options import RUN, add_graph, add_options, add_precision, execution, refuse_torchrun
+from .arguments import RUN, add_graph, add_options, add_precision, execution, refuse_several_processes
 
 USUAL = {"language": "perplexity", "speech": "error"}  # the figure of a kind; a wrong word is an error of speech
 
 if TYPE_CHECKING:
     from ..analysis import Tolerance
+    from ..lab.solutions import Solution
+
+KEPT = "the evaluations that are done"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("solutions", nargs="+", metavar="RUN", help=f"{RUN}; seeds of one training share a curve")
+    parser.add_argument("solutions", nargs="+", metavar="RUN", help=f"{RUN} Seeds of one training share a curve.")
     parser.add_argument(
         "--damage",
         nargs="+",
         metavar="NAME=S,S",
-        help="the damages and their strengths, such as noise=0.2,0.4 pruning channel-bits=4; default: nearly all",
+        help="The damages and their strengths, such as noise=0.2,0.4 pruning channel-bits=4 (default: nearly all).",
     )
-    parser.add_argument("--draws", type=int, default=25, help="draws of random damage (default: 25)")
+    parser.add_argument("--draws", type=int, default=25, help="The draws of random damage (default: 25).")
     parser.add_argument(
         "--recalibrate",
         type=int,
         default=2000,
         metavar="N",
-        help="gather batch-norm's statistics from N training samples (default: 2000)",
+        help="Gathers batch-norm's statistics from N training samples (default: 2000).",
     )
     parser.add_argument(
         "--figure",
         choices=("accuracy", "error", "loss", "perplexity", "ece"),
-        help="the figure to print and to draw; default: accuracy; of texts perplexity, of speech the word error rate",
+        help="The figure to print and to draw (default: accuracy; perplexity of texts, the word error rate of speech).",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the damage (default: 0)")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="append a line of JSON for each run to this file")
+    parser.add_argument("--seed", type=int, default=0, help="The seed of the damage (default: 0).")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="A file that gets a line of JSON for each run.")
     add_precision(parser)
     add_graph(parser)
     add_options(parser, "tolerance")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options), kept="the evaluations that are done")
-
-
-def work(options: argparse.Namespace) -> int:
-    refuse_torchrun("tolerance")
+    refuse_several_processes("tolerance")
     from ..analysis import draw_tolerance
     from ..analysis.results import with_ending
+    from ..lab.solutions import solution
 
     found = [solution(path) for path in options.solutions]
     runs: dict[str, list[Tolerance]] = {}
@@ -84,6 +78,8 @@ def work(options: argparse.Namespace) -> int:
 def measure(found: Solution, out: Path, options: argparse.Namespace) -> Tolerance:
     """Measures one solution on its test data; its statistics are gathered again from its training data."""
     from ..analysis import tolerance
+    from ..lab.solutions import data_of, tasks
+    from ..lab.train.tasks import judged_by_test
 
     task = judged_by_test(tasks(found, execution(options), options.limit, large=True, decode=True))
     if not options.quiet:
@@ -118,6 +114,8 @@ def training(found: Solution) -> str:
 
 def usual_figure(found: Solution, result: Tolerance) -> str:
     """Returns the figure that solutions of this kind of data are known by."""
+    from ..lab import models
+
     known = models.MODELS.get(found.recipe.model)
     if known is not None and known.kind in USUAL:
         return USUAL[known.kind]
@@ -126,6 +124,8 @@ def usual_figure(found: Solution, result: Tolerance) -> str:
 
 def table(runs: Mapping[str, Sequence[Tolerance]], what: str) -> str:
     """Lists the mean over draws and seeds, as it is and recalibrated, of each training."""
+    from ..lab.columns import in_columns
+
     first = next(iter(runs.values()))[0]
     rows = [("damage", "strength", *(f"{name}: {what}, {' / '.join(first.columns)}" for name in runs))]
     means = [np.mean([result.summary(what)[0] for result in results], axis=0) for results in runs.values()]

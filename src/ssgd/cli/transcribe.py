@@ -9,27 +9,24 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
-
-from ..lab.train.terminal import ended
-from . import trained
+from .arguments import RUN, add_data_and_device, net_and_data
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    trained.add_arguments(parser)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what is to be heard")
-    parser.add_argument("--beam", type=int, help="search with so many prefixes; without it, the best path is taken")
-    parser.set_defaults(run=run)
+    parser.add_argument("solution", metavar="RUN", help=RUN)
+    add_data_and_device(parser)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="An audio file to write down.")
+    parser.add_argument(
+        "--beam", type=int, help="Searches with this many prefixes; without it, the best path is taken."
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    return ended(lambda: work(options), kept=None)
+    import torch
 
-
-def work(options: argparse.Namespace) -> int:
     from ..lab.data.speech import beam_search, greedy
 
-    net, speech = trained.trained(options, "speech")
+    net, speech = net_and_data(options, "speech")
     for file in options.files:
         with torch.no_grad():
             log_probs, frames = net(*speech.features_of(file))

@@ -18,6 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 RATIO = "the noise level is ||n|| / ||w||"
 LARGEST = 5  # level that is no mistake
+FSDP1 = (
+    "FullyShardedDataParallel keeps the weights flat, and layers cannot be told apart: use FSDP2, "
+    "torch.distributed.fsdp.fully_shard"
+)
+SECOND_ORDER = {"AdaHessian", "Adahessian", "SophiaH"}  # their backward() needs create_graph=True
 ELSEWHERE = {  # bases whose state is not their own
     "ZeroRedundancyOptimizer": "its state is in optimizers of its own, so that checkpoints would lack it; use FSDP2",
     "PostLocalSGDOptimizer": "wrap the optimizer inside it, and average the weights after step()",
@@ -72,6 +77,10 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
             f"{type(base).__name__} has a setting {shared[0]!r} of its own, which would be taken for this method's "
             "level: use another base"
         )
+    if type(base).__name__ in SECOND_ORDER:
+        raise TypeError(
+            f"{type(base).__name__} is not served: it differentiates gradients again, at weights that have moved since"
+        )
     if isinstance(base, torch.optim.SparseAdam):
         raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")
 
@@ -81,11 +90,19 @@ def check_model(model: object, parameters: Iterable[Tensor]) -> None:
         return
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be the nn.Module that is trained, not {type(model).__name__}")
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise TypeError(FSDP1)
     if not {id(p) for p in model.parameters()} & {id(p) for p in parameters}:
         raise ValueError(
             f"model: this {type(model).__name__} has none of the parameters that the optimizer updates: pass the model "
             "that is trained, and make the optimizer after what replaces its parameters"
         )
+
+
+def check_flat(parameters: Iterable[Tensor]) -> None:
+    """Refuse FSDP1's parameters, by which it is known where the model is not given."""
+    if any(getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False) for p in parameters):
+        raise TypeError(FSDP1)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -169,3 +186,11 @@ def check_closure(closure: Any, name: str) -> None:
 def _overrides(module: object, hook: str) -> bool:
     """Whether a class defines a hook anew that one further up, Lightning's, defines."""
     return sum(hook in vars(kind) for kind in type(module).__mro__) > 1
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Asks for the names that are nearly ``name``, or says ``otherwise`` where there are none."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), 3)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise

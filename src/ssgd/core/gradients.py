@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -182,30 +181,6 @@ class MeanGradient:
             return gradient if mean is None else gradient + mean
 
         return join
-
-    @contextmanager
-    def clearing_noticed(self) -> Iterator[None]:
-        """What a pass with share 0 has set aside is dropped where the block clears gradients, in whatever way.
-
-        Zeros stand in its place, and the first gradient to arrive shows whether they were removed or written to.
-        """
-        marks = {p: torch.zeros_like(g) for p, g in self._aside.items()}
-
-        def look(p: Tensor, writes: int = 1) -> None:
-            mark = marks.pop(p, None)
-            if mark is not None and (p.grad is not mark or sum(t._version for t in {mark, local(mark)}) > writes):
-                del self._aside[p]
-
-        for p, mark in marks.items():
-            p.grad = mark
-        handles = [p.register_post_accumulate_grad_hook(look) for p in marks if p.requires_grad]  # type: ignore[no-untyped-call]
-        try:
-            yield
-            for p in list(marks):  # those that no gradient came to
-                look(p, writes=0)
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def present(parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import random_state
 from .buckets import Chosen
-from .checks import check_chosen, check_level, check_seed
+from .checks import check_chosen, check_flat, check_level, check_seed
 from .noise import Distribution, Fill, as_distribution
 from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
 from .passes import Route, Stage
@@ -39,7 +39,13 @@ class NoisePoints(Rule):
 
     has_noise = True
     saved_as = ("noise_stream",)
-    off_without_level = True
+    off_without_level = True  # False where points are taken at level 0 too
+    _weights: NoisyWeights | None
+    _signature: list[tuple[int, int, torch.Size, int]]  # of what they were found for
+    _generators: dict[Any, Any]
+    _in_graphs: list[NoisyWeights]
+    _magnitudes: tuple[int, set[int]] | None
+    _turn: int  # whose noise the last batch saw
 
     def __init__(
         self,
@@ -70,6 +76,7 @@ class NoisePoints(Rule):
 
     def check(self, opt: PointOptimizer) -> None:
         self._reset()
+        check_flat(opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
         if not self.selected(opt):
             raise ValueError(
@@ -202,7 +209,7 @@ class NoisePoints(Rule):
             weights.restore()
             reshard(sharded)
             if sign:
-                weights.move(sign, self.numbers(opt), 0, opt._levels)
+                weights.move(sign, self.numbers(opt), 0, opt._levels(), again=True)
             return weights
 
         try:
@@ -231,12 +238,12 @@ class NoisePoints(Rule):
             group[key] = value
 
     def _reset(self) -> None:
-        self._weights: NoisyWeights | None = None
-        self._signature: list[tuple[int, int, torch.Size, int]] = []
-        self._generators: dict[Any, Any] = {}
-        self._in_graphs: list[NoisyWeights] = []
-        self._magnitudes: tuple[int, set[int]] | None = None
-        self._turn = 0  # whose noise the last batch saw
+        self._weights = None
+        self._signature = []
+        self._generators = {}
+        self._in_graphs = []
+        self._magnitudes = None
+        self._turn = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a copy finds for itself."""
@@ -261,9 +268,14 @@ class NoiseRoute(Route):
     ) -> None:
         turned = rule.place.sign if rule.mirror else 1
         super().__init__([sign * turned for sign, _ in draws], shares, weights)
-        self.opt, self.weights, self.draws = opt, weights, draws
-        self.numbers = rule.numbers(opt)
+        self.weights, self.draws = weights, draws
+        self.numbers, self.levels = rule.numbers(opt), opt._levels()
 
     def enter(self, index: int) -> None:
-        if self.signs[index]:
-            self.weights.move(self.signs[index], self.numbers, self.draws[index][1], self.opt._levels)
+        draw = self.draws[index]
+        if draw[0]:
+            again = draw[1] in [number for sign, number in self.draws[index + 1 :] if sign]
+            self.weights.move(self.signs[index], self.numbers, draw[1], self.levels, again)
+
+    def release(self) -> None:
+        self.weights.release()

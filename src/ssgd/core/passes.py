@@ -40,9 +40,9 @@ MODE = (
     "after the last point"
 )
 UNDONE = (
-    "something wrote to the weights inside the points, such as a layer that sets them from its first batch, "
-    "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write before or after "
-    "the points, or leave these weights without noise by perturb="
+    "something wrote to the weights inside a point, such as a layer that sets them from its first batch, "
+    "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write outside the "
+    "points, or leave these weights without noise by perturb="
 )
 
 
@@ -158,7 +158,7 @@ class Passes:
         self._ddp = unwrap_ddp(model)
         self._sharded = sharded_modules(model)  # found once: a large model takes long to go through
         self._weights = route.moving
-        self._written: Sequence[tuple[int, int]] = ()  # the weights, after they were last moved
+        self._written: Sequence[tuple[int, int]] = ()  # the weights, at the point entered
         self._cleanup = ExitStack()
 
     def __iter__(self) -> Iterator[Point]:
@@ -170,8 +170,6 @@ class Passes:
         finally:
             if self.stage is Stage.INSIDE:  # interrupted on the threshold of a `with`
                 self.drop()
-            elif self.stage is Stage.BETWEEN:
-                self._release()
 
     def enter(self, point: Point) -> None:
         if self.stage is Stage.INSIDE:
@@ -184,7 +182,6 @@ class Passes:
             raise RuntimeError(LATE)
         if not point.index:
             self._check_alone()
-        self._warn_of_writes()
         try:
             self.stage = Stage.INSIDE
             _inside[id(self)] = weakref.ref(self)
@@ -194,7 +191,7 @@ class Passes:
                 reshard(self._sharded)  # gathered weights left over from before would hide the change
                 reduce_gradients(self._sharded)
             self.route.enter(point.index)
-            self._note_versions()
+            self._written = self._weights.writes() if self._weights is not None else ()
             self._trains = self._model is not None and self._model.training
             self._entered = torch.autograd._get_sequence_nr()
             if self._same_rng:
@@ -221,7 +218,6 @@ class Passes:
             if self._weights is not None:
                 self._weights.restore()
             self.route.leave(point.index)
-            self._note_versions()
             if self._sharded:
                 reshard(self._sharded)
             self.gradients.end(point.index, moved=point.sign != 0)
@@ -230,8 +226,8 @@ class Passes:
             last = point is self.points[-1]
             if last:
                 self._check_arrival()
-                self._release()
                 self._watched = next(((p, version(p)) for p in self._parameters if p.grad is not None), None)
+                self.route.release()
             self.done += 1
             self.stage = Stage.DONE if last else Stage.BETWEEN
         except BaseException:
@@ -250,14 +246,14 @@ class Passes:
     def close(self) -> None:
         """End the batch. An iterator that is dropped later finds nothing left to do, and disturbs no other batch."""
         if self.stage is Stage.BETWEEN:
-            self._release()
+            self.route.release()
         self.stage = Stage.CLOSED
 
     def drop(self) -> None:
         """Weights as before the batch, its gradients dropped: it can be skipped."""
         if self._weights is not None:
             self._weights.restore()
-        self._release()
+        self.route.release()
         reshard(self._sharded)
         self._cleanup.close()
         self._statistics.undo()
@@ -272,11 +268,6 @@ class Passes:
             if any(id(p) in own for other in others for p in other.gradients.all):
                 raise RuntimeError(IN_ANOTHER)
 
-    def _release(self) -> None:
-        if self._weights is not None:
-            self._weights.release()
-        self.route.release()
-
     def _begin_under_ddp(self, ddp: DistributedDataParallel, point: Point) -> None:
         """The last pass reduces the sum of all: one all-reduce a step."""
         last = point is self.points[-1]
@@ -289,9 +280,6 @@ class Passes:
         arrivals = self.gradients.arrivals
         if not self.by_closure and any(arrivals) and not arrivals[-1]:
             raise RuntimeError("no gradient came inside the last point: call backward() inside `with point:`")
-
-    def _note_versions(self) -> None:
-        self._written = self._weights.writes() if self._weights is not None else ()
 
     def _warn_of_writes(self) -> None:
         """Where a tensor got other memory, as an LSTM's do from flatten_parameters(), there is no telling."""

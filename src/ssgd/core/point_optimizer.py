@@ -360,6 +360,10 @@ class PointOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self._refuse_inside("add_param_group()")
+        if self._passes is not None and self._passes.stage in (Stage.READY, Stage.BETWEEN):
+            raise RuntimeError(
+                "add_param_group() before the last point: the batch would go on without it; call it after"
+            )
         for i, key in enumerate(self.rule.keys):
             if i and self.param_groups:  # all but the level is the same in all groups
                 param_group[key] = self.param_groups[0][key]
@@ -386,8 +390,6 @@ class PointOptimizer(Optimizer):
         A batch that has begun is dropped, and its gradients with it.
         """
         self._refuse_inside("load_state_dict()")
-        if self._passes is not None and self._passes.stage is Stage.BETWEEN:
-            super().zero_grad()
         own = [{key: group[key] for key in self.rule.keys} for group in self.param_groups]
         state_dict = dict(state_dict)  # a hook may change it
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -397,6 +399,8 @@ class PointOptimizer(Optimizer):
         for group, mine in zip(self.param_groups, own, strict=True):
             for key, value in mine.items():
                 group.setdefault(key, value)
+        if self._passes is not None and self._passes.stage is Stage.BETWEEN:
+            super().zero_grad()
         self._forget_passes()
         self.rule.load(self, rules)
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -462,19 +466,15 @@ class PointOptimizer(Optimizer):
             with point:
                 self._in_closure = True
                 try:
-                    point.loss = self._call(closure, point)
+                    point.loss = self._call(closure)
                 finally:
                     self._in_closure = False
                 losses.append(point.loss)
         return sum(losses[1:], losses[0]) / len(losses)
 
-    def _call(self, closure: Callable[[], Loss], point: Point) -> Loss:
+    def _call(self, closure: Callable[[], Loss]) -> Loss:
         with torch.enable_grad():
-            if point.share or point.index:
-                loss = closure()
-            else:  # gradients from before are set aside
-                with point.passes.gradients.clearing_noticed():
-                    loss = closure()
+            loss = closure()
         if loss is None:
             raise RuntimeError("the closure returned nothing: end it with `return loss`")
         if isinstance(loss, tuple | list | Mapping):

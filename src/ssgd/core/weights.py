@@ -40,13 +40,10 @@ class MovingWeights:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Wherever the weights are → w. Does nothing where they were never moved."""
+        """Wherever the weights are → w, and the copy is dropped. Does nothing where they are at w."""
         if self.kept:
             self.set_to(self.kept)
-
-    def release(self) -> None:
-        """Drop the copy of w."""
-        self.kept = []
+            self.kept = []
 
     def writes(self) -> list[tuple[int, int]]:
         """Address and version of every tensor while a copy is kept: what restore() will undo shows in it."""
@@ -95,20 +92,24 @@ class NoisyWeights(MovingWeights):
         self._draw: int | None = None  # that n is of
 
     @torch.no_grad()
-    def move(self, sign: int, numbers: Numbers, draw: int, levels: Callable[[], Sequence[Level]]) -> None:
-        """w → w + sign · n, where ``levels()`` has one for each parameter group. w and n are held until release()."""
-        if not self.kept:
-            self.keep()
+    def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
+        """w → w + sign · n, where ``levels`` has one for each parameter group.
+
+        n is drawn unless it is there already, and stays for another move with this draw if there is one ``again``.
+        """
         if self._draw != draw:
-            self._noise, self._draw = [], None
-            self._noise, self._draw = self.noise(numbers, draw, levels()), draw
+            self.release()
+            self._noise, self._draw = self.noise(numbers, draw, levels), draw
+        self.keep()
         for bucket, noise in zip(self.buckets, self._noise, strict=True):
             bucket.follow()
             self.each("add_" if sign > 0 else "sub_", bucket.tensors, noise)
         stale.forget()
+        if not again:
+            self.release()
 
     def release(self) -> None:
-        super().release()
+        """Drop n."""
         self._noise, self._draw = [], None
 
     @torch.no_grad()

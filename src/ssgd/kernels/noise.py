@@ -8,7 +8,7 @@ channels_last, elements are counted as they lie in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,22 +57,22 @@ class FusedWeights(NoisyWeights):
         self._seeds: list[Tensor] = []
 
     @torch.no_grad()
-    def move(self, sign: int, numbers: Numbers, draw: int, levels: Callable[[], Sequence[Level]]) -> None:
+    def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
         if self._draw != draw:
-            self._draw = None
-            self._measure(numbers, draw, levels())
-            self.kept = [kernels.cut(flat) for kernels, flat in zip(self._kernels, self._flat, strict=True)]
-            self._draw = draw
+            self._measure(numbers, draw, levels)
+        else:
+            self._flat = [kernels.copy() for kernels in self._kernels]
+        self.kept = [kernels.cut(flat) for kernels, flat in zip(self._kernels, self._flat, strict=True)]
+        self._draw = draw
         self._shift(sign)
+        if not again:
+            self.release()
 
     @torch.no_grad()
     def restore(self) -> None:
         if self.kept:
             self._shift(0)
-
-    def release(self) -> None:
-        super().release()
-        self._flat = []
+            self.kept, self._flat = [], []
 
     @torch.no_grad()
     def both(
@@ -103,11 +103,10 @@ class FusedWeights(NoisyWeights):
         if not capturing():
             for seed in self._seeds:
                 seed.fill_(mix(*numbers))
-        flat = self._flat or [kernels.room() for kernels in self._kernels]
-        for kernels, room, seed in zip(self._kernels, flat, self._seeds, strict=True):
-            kernels.keep(room, seed, draw)
+        self._flat = []
+        for kernels, seed in zip(self._kernels, self._seeds, strict=True):
+            self._flat.append(kernels.keep(seed, draw))
             kernels.scale(levels)
-        self._flat = flat
 
     def _shift(self, sign: int) -> None:
         for kernels, flat, seed in zip(self._kernels, self._flat, self._seeds, strict=True):
@@ -161,10 +160,19 @@ class BucketKernels:
         first = self.bucket.tensors[0]
         return torch.empty(self.size, dtype=first.dtype, device=first.device)
 
-    def keep(self, kept: Tensor, seed: Tensor, draw: int) -> None:
-        """Copy w to ``kept``, while w and the noise to come are measured."""
+    def copy(self) -> Tensor:
+        """A copy of w, all tensors in a row."""
         self._follow()
+        room = self.room()
+        torch._foreach_copy_(self.cut(room), self.bucket.tensors)
+        return room
+
+    def keep(self, seed: Tensor, draw: int) -> Tensor:
+        """A copy of w, made while w and the noise to come are measured."""
+        self._follow()
+        kept = self.room()
         self._launch(_keep, self._rows, kept, self._sums, seed, draw, self.distribution.name, self._aligned, BLOCK)
+        return kept
 
     def scale(self, levels: Sequence[Level]) -> None:
         """Make what z is multiplied with from what keep() has measured; ``levels`` has one for each group."""

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ..analysis.task import Task
 from ..core.checks import check_count
 from . import models
-from .safetensors import read_safetensors
-from .train import checkpoint
+from .train.checkpoint import read_safetensors, weights
 from .train.execution import Execution
 from .train.job import Sources
 from .train.recipe import Recipe
@@ -48,7 +47,7 @@ def solution(path: str | Path) -> Solution:
     if path.suffix == ".safetensors" or finished.is_file():
         state = read_safetensors(path if path.suffix == ".safetensors" else finished)
     else:
-        state = checkpoint.weights(path)
+        state = weights(path)
     if any(phase.method == "dropconnect" for phase in recipe.schedule.phases):
         state = {re.sub(r"\bparametrizations\.(\w+)\.original$", r"\1", name): t for name, t in state.items()}
     return Solution(str(path), recipe, state, run.vocabulary())
@@ -58,7 +57,7 @@ def net_of(found: Solution, source: Any) -> nn.Module:
     """The net of a solution, with its weights; the data must be those that it was trained on."""
     recipe, words = found.recipe, getattr(source, "vocabulary", None)
     what = "data" if words is None else "text"
-    changed = f"the {what} in {recipe.data} is no longer the one this was trained on: bring it back, or train anew"
+    changed = f"the {what} in {recipe.data} is no longer the one this was trained on: bring it back, or train again"
     if words is not None and found.vocabulary not in (None, fingerprint(words)):
         raise ValueError(changed)
     net = models.build(recipe.model, source.classes, source.channels)
@@ -69,6 +68,13 @@ def net_of(found: Solution, source: Any) -> nn.Module:
             raise
         raise ValueError(changed) from problem
     return net
+
+
+def load(path: str | Path) -> nn.Module:
+    """Returns the net of a run, in eval mode on the CPU."""
+    found = solution(path)
+    source = Sources(Execution(device="cpu")).get(replace(found.recipe, precision="fp32"), torch.device("cpu"))
+    return net_of(found, source).eval()
 
 
 def tasks(

@@ -83,6 +83,7 @@ class LangevinPoints(NoisePoints):
     def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
         if batch and any(p.grad is not None for p in opt.all_parameters):
             raise RuntimeError("Entropy-SGD does not accumulate: call step() and zero_grad() after each batch")
+        assert isinstance(opt, EntropySGD)
         return Langevin(opt, self, self.weights(opt))
 
     def _make_weights(self, opt: PointOptimizer, chosen: list[Chosen]) -> NoisyWeights:
@@ -104,8 +105,8 @@ class Langevin(Route):
     @torch.no_grad()
     def enter(self, index: int) -> None:
         clear(self.opt.all_parameters)
+        self.weights.keep()
         if index == 0:
-            self.weights.keep()
             self._inner = [bucket.copy() for bucket in self.weights.buckets]
             self._mean = [bucket.copy() for bucket in self.weights.buckets]
         self.weights.set_to(self._inner)

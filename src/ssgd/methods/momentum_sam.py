@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class PointUpThePast(SteepestPoint):
         if not any(group.get("momentum") or "betas" in group for group in opt.param_groups):
             raise ValueError(f"momentum-SAM climbs by the base's momentum, and this {type(opt.base).__name__} has none")
 
-    def route(self, opt: PointOptimizer, shares: Sequence[float] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
         states = [(p, opt.state.get(p, {})) for p in self.selected(opt)]
         past = {p: state[key] for p, state in states for key in MOMENTUM if state.get(key) is not None}
         if self.is_off(opt) or not past:
@@ -75,4 +75,4 @@ class ClimbByMomentum(Climb):
         self._climb()
 
     def leave(self, index: int) -> None:
-        self.restore()
+        """There is nothing to learn from the gradient."""

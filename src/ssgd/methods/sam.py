@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ..core import stale
 from ..core.buckets import Chosen, as_real
-from ..core.checks import check_chosen, check_level
+from ..core.checks import check_chosen, check_flat, check_level
 from ..core.parallel import check_model_known, local, unwrap_ddp
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer, Rule
@@ -67,6 +67,7 @@ class SteepestPoint(Rule):
         self.perturb = None if perturb is None else list(perturb)
 
     def check(self, opt: PointOptimizer) -> None:
+        check_flat(opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
         check_model_known(opt.model, opt.all_parameters)
 

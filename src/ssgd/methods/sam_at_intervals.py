@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -51,9 +51,9 @@ class SteepestPointAtIntervals(SteepestPoint):
     no_split = "SAMAtIntervals has no split(): the slope needs the whole batch; use points()"
     not_capturable = "which steps climb is counted on the host"
 
-    def route(self, opt: PointOptimizer, shares: Sequence[float] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
         climbs = (opt.param_groups[0]["rho_step"] + 1) % self.interval == 0
-        return super().route(opt, shares, batch) if climbs else Route([0])
+        return super().route(opt, halve, batch) if climbs else Route([0])
 
     def end_batches(self, opt: PointOptimizer) -> None:
         step = opt.param_groups[0]["rho_step"] + 1

@@ -1,4 +1,4 @@
-"""Results in, one HTML page out. It knows the files of results and nothing else of the package."""
+"""Cells and rows in, one HTML page out."""
 
 from .page import render, write
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from .cells import NOT_RUN, REPRODUCED, Outcome, tally
-from .wording import NAMES, signed
-
-if TYPE_CHECKING:
-    from .questions import Line
+from ..experiments.questions import targets_of_sgd
+from ..experiments.tables import targets
+from .outcomes import NOT_RUN, REPRODUCED, Outcome, compared, tally
+from .wording import signed
 
 
-def counted(outcomes: Iterable[Outcome]) -> str:
-    """Of the paper's numbers, a training's where it stands first."""
-    first = _first_of_each(outcomes)
-    counts = tally(list(first.values()))
+def counted(found: Iterable[Outcome]) -> str:
+    """Counts the paper's numbers, each where it stands first."""
+    first = first_of_each(found)
+    counts = tally(first)
     ran = len(first) - counts.get(NOT_RUN, 0)
     if not ran:
         return f"None of the paper's {len(first)} numbers has been run."
@@ -24,106 +21,122 @@ def counted(outcomes: Iterable[Outcome]) -> str:
     return f"Of the paper's {len(first)} numbers, each counted once, {ran} {'was' if ran == 1 else 'were'} run: {said}."
 
 
-def compared(outcomes: Iterable[Outcome]) -> str:
-    """Of the numbers that the paper compares with SGD's: how many are reproduced, and how our gains compare."""
-    run = [o for o in _first_of_each(outcomes).values() if o.cell.gain is not None and o.gain is not None]
-    same = [o for o in run if o.verdict == REPRODUCED]
+def gains_of_the_paper(found: Iterable[Outcome]) -> str:
+    """Says how many of the numbers that the paper compares with SGD's are reproduced, and how our gains compare."""
+    run = [one for one in first_of_each(found) if one.cell.gain is not None and one.gain is not None]
+    same = [one for one in run if one.verdict == REPRODUCED]
     if not same:
         return ""
-    single = sum(o.sample is not None and o.sample.count == 1 for o in same)
-    less = sum(abs(o.gain or 0.0) < abs(o.cell.gain or 0.0) for o in same)
-    told = (
+    single = sum(one.sample is not None and one.sample.count == 1 for one in same)
+    less = sum(abs(one.gain or 0.0) < abs(one.cell.gain or 0.0) for one in same)
+    said = (
         f"Of those, {len(run)} have a gain or a loss over SGD: {len(same)} are reproduced, {single} of them by a "
         f"single seed, and in {less} of the {len(same)} ours is smaller than the paper's."
     )
-    again = [o for o in run if o.anew_verdict is not None]
+    again = [one for one in run if one.again_verdict is not None]
     if not again:
-        return told
-    before, after = sum(o.verdict == REPRODUCED for o in again), sum(o.anew_verdict == REPRODUCED for o in again)
+        return said
+    before, after = sum(o.verdict == REPRODUCED for o in again), sum(o.again_verdict == REPRODUCED for o in again)
     return (
-        f"{told} {len(again)} tell their accuracy with batch-norm's statistics gathered again for the clean weights "
+        f"{said} {len(again)} tell their accuracy with batch-norm's statistics gathered again for the clean weights "
         f"too: by that {after} of them are reproduced, by their own {before}."
     )
 
 
-def gain(line: Line) -> str:
-    found = line.difference
-    if found is None:
-        return line.method
+def first_of_each(found: Iterable[Outcome]) -> list[Outcome]:
+    """Returns the outcomes of the paper's numbers, that of a training where it stands first."""
+    first: dict[tuple[str, str], Outcome] = {}
+    for one in found:
+        if one.cell.paper is not None:
+            first.setdefault((one.cell.identity, one.cell.metric), one)
+    return list(first.values())
+
+
+def answer(name: str, found: Sequence[Outcome]) -> str:
+    """Returns what came out of a question of our own."""
+    shown = compared(found)
+    if not shown:
+        return ""
+    column = shown[0].cell.column
+    mine = [one for one in shown if one.cell.column == column]
+    gained = [one for one in mine if one.difference]
+    if name == "baseline":
+        return nearest(shown)
+    if name == "noise_units":
+        return apart(shown)
+    if name in ("tune", "front"):
+        best: dict[str, Outcome] = {}
+        for one in mine:
+            method = one.cell.row.partition(" (")[0]
+            best[method] = max(best.get(method, one), one, key=_mean)
+        return f"{column}, the best: {', '.join(one.cell.row for one in best.values())}"
+    if name == "ablations":
+        return ranges(shown)
+    if name == "equal_cost":
+        return by_cost(mine)
+    if name == "other_tasks":
+        both = [one for one in shown if one.difference and one.cell.name.endswith("/both")]
+        return f"both signs over the base: {'; '.join(f'{o.cell.column} {gain(o)}' for o in both)}" if both else ""
+    return f"{column}, over SGD: {'; '.join(f'{o.cell.row} {gain(o)}' for o in gained)}" if gained else ""
+
+
+def gain(one: Outcome) -> str:
+    found = one.difference
+    assert found is not None
     reach = f"{signed(found.low)} to {signed(found.high)}" if found.count > 1 else "one seed"
-    return f"{line.method} {signed(found.mean)} ({reach})"
+    return f"{signed(found.mean)} ({reach})"
 
 
-def gains(lines: Sequence[Line]) -> str:
-    """Those of the first protocol, each over SGD."""
-    mine = [line for line in lines if line.protocol == lines[0].protocol and line.difference]
-    return f"{lines[0].protocol}, over SGD: {'; '.join(map(gain, mine))}" if mine else ""
-
-
-def by_cost(lines: Sequence[Line]) -> str:
-    """The gains of the first protocol, at SGD's cost and at more, of what has more than one seed, largest first."""
-    mine = [line for line in lines if line.protocol == lines[0].protocol] if lines else []
-    plain = min((line.passes for line in mine if line.difference is None and line.passes), default=None)
-    judged = [line for line in mine if plain and line.passes and line.difference and line.difference.count > 1]
-    cheap = [line for line in judged if plain and line.passes and line.passes < 1.1 * plain]
-    dear = [line for line in judged if line not in cheap]
+def by_cost(found: Sequence[Outcome]) -> str:
+    """Lists the gains at SGD's cost and at more, of what has more than one seed, largest first."""
+    plain = min((one.passes for one in found if one.cell.base is None and one.passes), default=None)
+    judged = [one for one in found if plain and one.passes and one.difference and one.difference.count > 1]
+    cheap = [one for one in judged if plain and one.passes and one.passes < 1.1 * plain]
+    dear = [one for one in judged if one not in cheap]
     said = [
-        f"at {cost} {', '.join(f'{line.method} {signed(_mean(line))}' for line in sorted(of, key=_mean, reverse=True))}"
+        f"at {cost} {', '.join(f'{o.cell.row} {signed(_gain(o))}' for o in sorted(of, key=_gain, reverse=True))}"
         for cost, of in (("SGD's cost", cheap), ("a higher cost", dear))
         if of
     ]
-    return f"{mine[0].protocol}, points over SGD: {'; '.join(said)}" if said else ""
+    return f"{found[0].cell.column}, points over SGD: {'; '.join(said)}" if said else ""
 
 
-def ranges(lines: Sequence[Line]) -> str:
-    """The least and the largest gain of each method over the protocols."""
-    names = dict.fromkeys(line.method for line in lines if line.difference)
-    found = {name: [_mean(line) for line in lines if line.method == name and line.difference] for name in names}
-    said = [f"{name} {signed(min(mine))} to {signed(max(mine))}" for name, mine in found.items()]
+def ranges(found: Sequence[Outcome]) -> str:
+    """Gives the least and the largest gain of each method over the settings."""
+    gains: dict[str, list[float]] = {}
+    for one in found:
+        if one.difference:
+            gains.setdefault(one.cell.row, []).append(_gain(one))
+    said = [f"{name} {signed(min(mine))} to {signed(max(mine))}" for name, mine in gains.items()]
     return f"over SGD, by setting: {'; '.join(said)}" if said else ""
 
 
-def best(lines: Sequence[Line]) -> str:
-    """Of each method the setting with the highest figure, under the first protocol."""
-    found: dict[str, Line] = {}
-    for line in (line for line in lines if line.protocol == lines[0].protocol):
-        name = line.method.partition(" (")[0]
-        found[name] = max(found.get(name, line), line, key=lambda one: one.test.mean)
-    return f"{lines[0].protocol}, the best: {', '.join(line.method for line in found.values())}" if found else ""
-
-
-def by_task(lines: Sequence[Line], name: str = NAMES["ssgd"]) -> str:
-    """One method beside the base, task by task."""
-    mine = [line for line in lines if line.difference and line.method.startswith(f"{name} (")]
-    said = [f"{line.protocol} {gain(line).removeprefix(line.method + ' ')}" for line in mine]
-    return f"{name} over the base: {'; '.join(said)}" if said else ""
-
-
-def nearest(differences: dict[str, dict[float, float]]) -> str:
-    """Of each data set the weight decay whose accuracy lies nearest to the paper's, and by how much it is off."""
-    chosen = {data: min(found, key=lambda decay: abs(found[decay])) for data, found in differences.items() if found}
-    said = [f"{decay:g} on {data} ({signed(differences[data][decay])})" for data, decay in chosen.items()]
+def nearest(found: Sequence[Outcome]) -> str:
+    """Names, for each data set, the weight decay whose accuracy lies nearest to the paper's."""
+    said = []
+    for data, paper in targets_of_sgd().items():
+        off = {one.cell.x: _mean(one) - paper for one in found if one.cell.column == data}
+        if off:
+            decay = min(off, key=lambda decay: abs(off[decay]))
+            said.append(f"{decay:g} on {data} ({signed(off[decay])})")
     return f"nearest to the paper's: {', '.join(said)}" if said else ""
 
 
-def off(ours: dict[str, dict[float, float]], paper: dict[float, float]) -> str:
-    """How far each reading lies from the paper's curve, on average over the levels that both have."""
-    apart = {
-        distribution: [abs(y - paper[x]) for x, y in found.items() if x in paper]
-        for distribution, found in ours.items()
-    }
-    said = [f"{distribution} {sum(found) / len(found):.2f}" for distribution, found in apart.items() if found]
+def apart(found: Sequence[Outcome]) -> str:
+    """Says how far each reading of the level lies from the paper's curve, on average."""
+    paper = {point["level"]: point["mean"] for point in targets()["fig3_noise_level"]["curves"]["S-SGD"]}
+    off: dict[str, list[float]] = {}
+    for one in found:
+        off.setdefault(one.cell.column, []).append(abs(_mean(one) - paper[one.cell.x]))
+    said = [f"{distribution} {sum(mine) / len(mine):.2f}" for distribution, mine in off.items()]
     return f"points off figure 3, on average: {', '.join(said)}" if said else ""
 
 
-def _first_of_each(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
-    first: dict[str, Outcome] = {}
-    for outcome in outcomes:
-        if outcome.cell.paper is not None and outcome.cell.wanted is not None:
-            first.setdefault(json.dumps([outcome.cell.wanted, outcome.cell.metric], sort_keys=True), outcome)
-    return first
+def _gain(one: Outcome) -> float:
+    assert one.difference is not None
+    return one.difference.mean
 
 
-def _mean(line: Line) -> float:
-    assert line.difference is not None
-    return line.difference.mean
+def _mean(one: Outcome) -> float:
+    assert one.sample is not None
+    return one.sample.mean

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from .cells import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Cell, Outcome
-from .matching import matching
+from ..experiments.cells import Cell, Experiment
+from ..experiments.questions import targets_of_sgd
+from ..experiments.rows import Results
+from ..experiments.statistics import Sample
+from ..experiments.tables import targets
 from .measured import Array, Measured, Spectrum, Surface, plain
-from .paper import Part
-from .runs import Run
-from .statistics import Sample
+from .outcomes import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Outcome, compared
 
 Chart = dict[str, Any]
 Point = tuple[float | None, ...]
@@ -24,16 +25,18 @@ HEIGHTS = ("losses", "errors")
 WHOLE_SPECTRUM = (10_000, 90, 5)  # images, steps and probes; one of less is small
 
 
-def charts_of(part: Part, outcomes: Sequence[Outcome], runs: list[Run], measured: Measured, t: Any) -> list[Chart]:
-    """The charts of a figure, and none for a table."""
+def charts_of(part: Experiment, outcomes: Sequence[Outcome], results: Results, measured: Measured) -> list[Chart]:
+    """Returns the charts of a figure or a question, and none for a table."""
     also: list[Chart] = []
+    if part.name in QUESTIONS:
+        return QUESTIONS[part.name](part, compared(outcomes))
     if part.name == "fig2":
         drawn = line_chart(part, measured)
     elif part.name == "fig4":
-        drawn = convergence(part, runs, t["fig4_convergence"]["curves"])
+        drawn = convergence(part, results)
     elif part.name == "fig6":
-        drawn = chart(part.name, part.x, part.y, learning_curves(part, runs, "valid_cer"))
-        losses = learning_curves(part, runs, "loss")
+        drawn = chart(part.name, part.x, part.y, learning_curves(part, results, "valid_cer"))
+        losses = learning_curves(part, results, "loss")
         # without spreads: mean − sd can be below 0, where there is no logarithm
         losses = [{**one, "points": [point[:2] for point in one["points"]]} for one in losses]
         also = [chart("fig6-loss", part.x, "training loss", losses, logarithmic=True)] if losses else []
@@ -58,7 +61,7 @@ def curve(name: str, points: Iterable[Sequence[float | None]], paper: bool, colo
     return {"name": name, "paper": paper, "colour": colour, "points": [_short(p) for p in points], **more}
 
 
-def cell_chart(part: Part, outcomes: Sequence[Outcome]) -> Chart:
+def cell_chart(part: Experiment, outcomes: Sequence[Outcome]) -> Chart:
     """A curve for each row of the part, the paper's and ours in one colour."""
     placed = [o for o in outcomes if o.cell.x is not None and not o.cell.ours]
     by_column = part.x_scale == "names"
@@ -88,38 +91,37 @@ def cell_chart(part: Part, outcomes: Sequence[Outcome]) -> Chart:
     return chart(part.name, part.x, part.y, series, scale=part.x_scale, names=names)
 
 
-def convergence(part: Part, runs: list[Run], paper: Any) -> Chart:
+def convergence(part: Experiment, results: Results) -> Chart:
     series = []
+    paper = targets()["fig4_convergence"]["curves"]
     for colour, cell in enumerate(part.cells):
         early, late = (np.array(paper[key][cell.row]) for key in ("epochs_0_90", "epochs_100_175"))
         points: list[tuple[float, ...]] = [(i + 1, m, s) for i, (m, s) in enumerate(_mean_sd(early))]
         gap: tuple[float | None, ...] = (95.0, None)
         late_points = [(100 + i, m, s) for i, (m, s) in enumerate(_mean_sd(late))]
         series.append(curve(cell.row, [*points, gap, *late_points], True, colour, band=True))
-    return chart(part.name, part.x, part.y, [*series, *learning_curves(part, runs, "test")])
+    return chart(part.name, part.x, part.y, [*series, *learning_curves(part, results, "test")])
 
 
-def learning_curves(part: Part, runs: list[Run], name: str) -> list[dict[str, Any]]:
-    """The mean over seeds after each epoch, for every cell whose runs kept their curve: the whole ones, if any are."""
+def learning_curves(part: Experiment, results: Results, name: str) -> list[dict[str, Any]]:
+    """The mean over seeds after each epoch, for every cell whose rows kept their curve: the whole ones, if any are."""
     series = []
     for colour, cell in enumerate(part.cells):
-        mine = matching(runs, cell.wanted or {}, part.name)
-        drawn = [run for run in runs if run.curves.get(name) and not run.diverged]
-        whole = [run for run in drawn if None not in run.curves[name]]
-        chosen = matching(whole, cell.wanted or {}, part.name) or matching(drawn, cell.wanted or {}, part.name)
-        if not chosen:
+        every = results.of(cell).values()
+        drawn = [row.curve(name) for row in every if row.curve(name) and not row.diverged]
+        kept = [one for one in drawn if None not in one] or drawn
+        if not kept:
             continue
-        kept = [run.curves[name] for run in chosen]
         length = min(map(len, kept))
         values = np.array([one[:length] for one in kept], dtype=np.float64)
         points = [(i + 1, m, s) for i, (m, s) in enumerate(_mean_sd(values)) if math.isfinite(m)]
         label = cell.row if cell.paper is not None else f"{cell.row}, {cell.column}"
-        label += f", {len(kept)} of {len(mine)} seeds" if len(kept) < len(mine) else ""
+        label += f", {len(kept)} of {len(every)} seeds" if len(kept) < len(every) else ""
         series.append(curve(label, points, False, colour, band=True))
     return series
 
 
-def line_chart(part: Part, measured: Measured) -> Chart:
+def line_chart(part: Experiment, measured: Measured) -> Chart:
     theirs = [(0.0, 100 - (part.cells[0].paper or 0)), (1.0, 100 - (part.cells[1].paper or 0))]
     series = [curve("test, at both ends", theirs, True, 0, loose=True)]
     lines = measured.lines(part.name) or [found for plane in measured.planes("fig7") if (found := section(plane))]
@@ -172,15 +174,19 @@ def chosen_spectra(name: str, measured: Measured) -> list[Spectrum]:
 
 
 def is_noisy(spectrum: Spectrum) -> bool:
-    """By its label: ``ssgd-0.5`` and ``S-SGD`` are S-SGD's."""
-    return "ssgd" in plain(spectrum.label)
+    """Whether it is of both signs, by the name of its file."""
+    return spectrum.label == "both"
+
+
+def solution(spectrum: Spectrum) -> str:
+    return "S-SGD" if is_noisy(spectrum) else "SGD"
 
 
 def is_small(spectrum: Spectrum) -> bool:
     return any(mine < whole for mine, whole in zip(spectrum.size, WHOLE_SPECTRUM, strict=True))
 
 
-def density_chart(part: Part, spectra: list[Spectrum]) -> Chart:
+def density_chart(part: Experiment, spectra: list[Spectrum]) -> Chart:
     """Bells of one width, a hundredth of the widest range, so that heights compare; below 1e-8 nothing is drawn."""
     series = []
     if spectra:
@@ -192,7 +198,7 @@ def density_chart(part: Part, spectra: list[Spectrum]) -> Chart:
             points = [(x, d if d > 1e-8 else None) for x, d in zip(grid.tolist(), density.tolist(), strict=True)]
             samples, steps, probes = spectrum.size
             size = f" (small: {samples:,} images, {steps} steps, {probes} probes)" if is_small(spectrum) else ""
-            series.append(curve(f"{spectrum.label}{size}", points, False, int(is_noisy(spectrum))))
+            series.append(curve(f"{solution(spectrum)}{size}", points, False, int(is_noisy(spectrum))))
     return chart(part.name, part.x, part.y, series, logarithmic=True)
 
 
@@ -200,16 +206,81 @@ def spectrum_outcomes(name: str, measured: Measured) -> list[Outcome]:
     """The largest eigenvalue; in figure A6 whether SGD's is the larger, which is what the paper claims."""
     found = chosen_spectra(name, measured)
     if name != "figA6":
-        shown = [_measured_once(Cell("largest eigenvalue", s.label, None), s.largest, OURS_ALONE) for s in found]
-        return shown or [Outcome(Cell("largest eigenvalue", "–", None), {}, None, False, NOT_RUN, None)]
-    cell = Cell("largest eigenvalue, SGD minus S-SGD", "above 0 in the paper", None)
+        shown = [_measured_once(_eigenvalue(solution(s)), s.largest, OURS_ALONE) for s in found]
+        return shown or [Outcome(_eigenvalue("–"), NOT_RUN, {})]
+    cell = _eigenvalue("above 0 in the paper", ", SGD minus S-SGD")
     largest = [[s.largest for s in found if is_noisy(s) is noisy] for noisy in (False, True)]
     if not all(largest):
-        return [Outcome(cell, {}, None, False, NOT_RUN, None)]
+        return [Outcome(cell, NOT_RUN, {})]
     difference = float(np.mean(largest[0]) - np.mean(largest[1]))
     if any(map(is_small, found)):
         return [_measured_once(cell, difference, UNDECIDED, small=True)]
     return [_measured_once(cell, difference, REPRODUCED if difference > 0 else NOT_REPRODUCED)]
+
+
+def baseline_chart(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
+    series = []
+    for place, (data, paper) in enumerate(targets_of_sgd().items()):
+        mine = [(o.cell.x, o.sample.mean - paper, o.sample.sd) for o in found if o.cell.column == data and o.sample]
+        series += [curve(data, mine, False, place)] if mine else []
+    tried = [cell.x for cell in part.cells if cell.x]
+    series.append(curve("the paper's SGD", [(x, 0.0) for x in (min(tried), max(tried))], True, 7))
+    axes = "weight decay", "test accuracy minus the paper's, points"
+    return [chart("baseline", *axes, series, scale="log")]
+
+
+def units_chart(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
+    theirs = targets()["fig3_noise_level"]["curves"]["S-SGD"]
+    series = [curve("S-SGD", [(p["level"], p["mean"], p["half_width"]) for p in theirs], True, 0)]
+    for place, distribution in enumerate(dict.fromkeys(cell.column for cell in part.cells)):
+        mine = [o for o in found if o.cell.column == distribution]
+        points = [(o.cell.x, o.sample.mean, o.sample.sd) for o in mine if o.sample]
+        series += [curve(distribution, points, False, place)] if points else []
+        again = [(o.cell.x, o.again.mean, o.again.sd) if o.again else (o.cell.x, None) for o in mine]
+        name = f"{distribution}, batch-norm anew"
+        series += [curve(name, again, False, (3, 6)[place])] if any(o.again for o in mine) else []
+    return [chart(part.name, part.x, part.y, series)]
+
+
+def price_chart(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
+    """Gains, so that nets and data sets of any accuracy share one axis."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for one in found:
+        if drawn := interval(one):
+            rows.setdefault(one.cell.column, []).append(drawn)
+    groups = [{"name": name, "rows": mine} for name, mine in rows.items()]
+    title = "test accuracy minus SGD's, points, and its 95 % interval"
+    return [chart(part.name, title, "", [], groups=groups)] if groups else []
+
+
+def task_charts(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
+    """A chart for each task: they have nothing in common but the base's being at 0."""
+    drawn = []
+    for column in dict.fromkeys(one.cell.column for one in found):
+        task, _, figure = column.partition(", ")
+        rows = [row for one in found if one.cell.column == column and (row := interval(one))]
+        title, groups = f"gain over the base: {figure}", [{"name": task, "rows": rows}]
+        drawn += [chart(f"{part.name}-{task}", title, "", [], groups=groups)] if rows else []
+    return drawn
+
+
+QUESTIONS = {
+    "baseline": baseline_chart,
+    "noise_units": units_chart,
+    "equal_cost": price_chart,
+    "other_tasks": task_charts,
+}
+
+
+def interval(one: Outcome) -> dict[str, Any] | None:
+    """The gain, above 0 where it is better. Of one seed there is no interval: its ends are null."""
+    found = one.difference
+    if found is None or one.passes is None:
+        return None
+    sign = 1 if one.cell.metric.endswith("accuracy") else -1
+    low, high = sorted((sign * found.low, sign * found.high)) if found.count > 1 else (None, None)
+    ends = {"mean": sign * found.mean, "low": low, "high": high}
+    return {"name": one.cell.row, "passes": one.passes, **ends, "seeds": found.count}
 
 
 def surface_of(surface: Surface) -> dict[str, Any]:
@@ -230,10 +301,14 @@ def finite(x: Array, y: Array) -> list[tuple[float, float]]:
 
 
 def _measured_once(cell: Cell, value: float, verdict: str, small: bool = False) -> Outcome:
-    return Outcome(cell, {0: value}, Sample(value, math.nan, 1), small, verdict, None)
+    return Outcome(cell, verdict, {0: value}, Sample(value, math.nan, 1), small=small)
 
 
-def _start(part: Part, mine: Sequence[Outcome], placed: Sequence[Outcome]) -> Outcome | None:
+def _eigenvalue(column: str, what: str = "") -> Cell:
+    return Cell("figA6", None, f"largest eigenvalue{what}", column)
+
+
+def _start(part: Experiment, mine: Sequence[Outcome], placed: Sequence[Outcome]) -> Outcome | None:
     base = mine[0].cell.base
     return next((o for o in placed if o.cell is base), None) if part.from_zero else None
 

@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from ...files import make_room, write_whole
-from .answers import compared, counted
-from .beyond import beyond
-from .cells import NOT_RUN, RULE, Outcome, outcome, tally
+from ..experiments.catalogue import experiments
+from ..experiments.cells import Experiment
+from ..experiments.rows import Results
+from .answers import answer, counted, gains_of_the_paper
 from .charts import SPECTRA, Chart, charts_of, spectrum_outcomes, surface_of
 from .measured import Measured, read_measured
-from .paper import Part, parts, targets
-from .questions import questions
-from .runs import Run, read_runs
-from .wording import number, signed, spread, subject
+from .outcomes import NOT_RUN, RULE, Outcome, compared, outcomes, tally
+from .wording import number, signed, spread
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A part of the paper as the page shows it."""
+    """A part of the paper, or a question of our own, as the page shows it."""
 
-    part: Part
+    part: Experiment
     outcomes: list[Outcome]
     charts: list[Chart]
     surfaces: list[dict[str, Any]]
@@ -34,7 +33,7 @@ class Shown:
 
     @property
     def verdict(self) -> str:
-        """In words, of the whole part."""
+        """The verdicts of the whole part in words."""
         if set(self.counts) == {NOT_RUN}:
             return NOT_RUN
         return ", ".join(f"{count} {name}" for name, count in self.counts.items())
@@ -48,8 +47,24 @@ class Shown:
         return [o for o in self.outcomes if o.verdict == NOT_RUN]
 
     @property
-    def command(self) -> str:
-        return f"ssgd reproduce {self.part.name}"
+    def by_column(self) -> dict[str, list[Outcome]]:
+        """The lines of a question, by what they share."""
+        found: dict[str, list[Outcome]] = {}
+        for one in compared(self.outcomes):
+            found.setdefault(one.cell.column, []).append(one)
+        return found
+
+    @property
+    def answer(self) -> str:
+        return answer(self.part.name, self.outcomes)
+
+    @property
+    def diverged(self) -> list[str]:
+        return [f"{o.cell.row} ({o.cell.column}, seed {seed})" for o in self.outcomes for seed in o.diverged]
+
+    def has(self, figure: str) -> bool:
+        """Whether a line has such a figure."""
+        return any(getattr(one, figure) for one in compared(self.outcomes))
 
 
 def write(results: str | Path, out: str | Path) -> str:
@@ -59,43 +74,45 @@ def write(results: str | Path, out: str | Path) -> str:
         raise FileNotFoundError(f"there is no folder {results}: name the one that holds the rows, --results results")
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name a file in it, --out {out / 'report.html'}")
-    runs, complaints, smoke = read_runs(results)
+    rows = Results(results)
     measured = read_measured(results)
     make_room(out)
-    write_whole(out, render(runs, measured, complaints, smoke).encode())
-    left = len(complaints) + len(measured.complaints)
+    write_whole(out, render(rows, measured).encode())
+    left = len(rows.skipped) + len(measured.complaints)
     also = f", {left} unreadable lines or files left out" if left else ""
+    count = sum(row.get("scale") != "smoke" for row in rows.rows)
+    smoke = len(rows.rows) - count
     also += f", {smoke} smoke tests left out" if smoke else ""
-    return f"written: {out} ({len(runs)} runs{also})"
+    return f"written: {out} ({count} runs{also})"
 
 
-def render(runs: list[Run], measured: Measured, complaints: list[str] | None = None, smoke: int = 0) -> str:
+def render(results: Results, measured: Measured) -> str:
     try:
         import jinja2
     except ImportError:
         raise ImportError("the page needs jinja2: pip install 'ssgd[report]'") from None
-    shown = [show(part, runs, measured) for part in parts()]
-    asked = [*questions(runs), beyond(runs)]
-    outcomes = [outcome for s in shown for outcome in s.outcomes]
-    summary = next((first_group(c) for q in asked if q.name == "price" for c in q.charts), None)
-    drawn = [c for s in shown for c in s.charts] + [c for q in asked for c in q.charts]
-    drawn += [summary] if summary else []
+    every = [show(one, results, measured) for one in experiments()]
+    shown, asked = [s for s in every if s.part.part], [s for s in every if not s.part.part]
+    found = [one for s in shown for one in s.outcomes]
+    summary = next((first_group(c) for s in asked if s.part.name == "equal_cost" for c in s.charts), None)
+    drawn = [c for s in every for c in s.charts] + ([summary] if summary else [])
+    rows = [row for row in results.rows if row.get("scale") != "smoke"]
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the order of heights is that of the choice
-    environment.filters.update(number=number, spread=spread, signed=signed, subject=subject)
+    environment.filters.update(number=number, spread=spread, signed=signed)
     page: str = environment.get_template("page.html").render(
         shown=shown,
         questions=asked,
         summary=summary,
-        counted=counted(outcomes),
-        compared=compared(outcomes),
-        runs=len(runs),
-        devices=sorted({device_name(run.row["device"]) for run in runs if run.row.get("device")}),
+        counted=counted(found),
+        compared=gains_of_the_paper(found),
+        runs=len(rows),
+        devices=sorted({device_name(row["device"]) for row in rows if row.get("device")}),
         rule=RULE,
-        complaints=[*(complaints or []), *measured.complaints],
-        smoke=smoke,
+        complaints=[*results.skipped, *measured.complaints],
+        smoke=len(results.rows) - len(rows),
         data={"charts": drawn, "surfaces": {s.part.name: s.surfaces for s in shown if s.surfaces}},
         css=asset("page.css"),
         scripts=[asset(name) for name in ("charts.js", "intervals.js", "surface.js", "page.js")],
@@ -103,14 +120,10 @@ def render(runs: list[Run], measured: Measured, complaints: list[str] | None = N
     return page
 
 
-def show(part: Part, runs: list[Run], measured: Measured) -> Shown:
-    if part.name in SPECTRA:
-        found = spectrum_outcomes(part.name, measured)
-    else:
-        found = [outcome(cell, part.name, runs) for cell in part.cells]
-        found = [o for o in found if not (o.cell.ours and o.verdict == NOT_RUN)]
+def show(part: Experiment, results: Results, measured: Measured) -> Shown:
+    found = spectrum_outcomes(part.name, measured) if part.name in SPECTRA else outcomes(part, results)
     surfaces = [surface_of(plane) for plane in measured.planes(part.name)]
-    return Shown(part, found, charts_of(part, found, runs, measured, targets()), surfaces)
+    return Shown(part, found, charts_of(part, found, results, measured), surfaces)
 
 
 def first_group(chart: Chart) -> Chart:

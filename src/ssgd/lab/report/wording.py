@@ -1,22 +1,8 @@
-"""Numbers and names as the page writes them, and what a text is about."""
+"""Numbers as the page writes them."""
 
 from __future__ import annotations
 
 import math
-import re
-
-NAMES = {  # of methods, as readers know them; others are called what commands call them
-    "sgd": "SGD",
-    "sgd-2x": "SGD in twice the epochs",
-    "sgdr": "SGDR",
-    "ssgd": "both signs",
-    "ssgd-x2": "both signs, two pairs",
-    "ssgdr": "both signs under SGDR",
-    "halves": "halves without noise",
-    "sam": "SAM",
-    "asam": "ASAM",
-    "swa": "SWA",
-}
 
 
 def number(value: float | None) -> str:
@@ -34,8 +20,3 @@ def signed(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "–"
     return f"+{value:.2f}" if value >= 0 else f"−{-value:.2f}"
-
-
-def subject(text: str) -> str:
-    """Its first sentence."""
-    return re.split(r"(?<=[.?]) ", text, maxsplit=1)[0].removesuffix(".")

@@ -1,11 +1,13 @@
-"""Checkpoints: the last few states of a training, each of them whole or known to be damaged."""
+"""States and weights on the disk, each of them whole or known to be damaged: checkpoints, and safetensors."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +17,18 @@ from torch import Tensor
 from ...files import explained, remove_drafts, write_whole
 
 DIGEST = 64  # hexadecimal digits of a sha256
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 class Checkpoints:
@@ -64,7 +78,7 @@ class Checkpoints:
         if files:
             raise ValueError(
                 f"none of the {len(files)} checkpoints in {self.folder} is whole: copy one back from elsewhere,"
-                " or delete the run's folder to start anew"
+                " or delete the run's folder to start again"
             )
         return None
 
@@ -75,7 +89,7 @@ class Checkpoints:
 
 
 def weights(path: str | Path) -> dict[str, Tensor]:
-    """The model's weights, ``state["model"]``, of a checkpoint file, or of the newest in a run's folder."""
+    """Returns the model's weights, ``state["model"]``, of a checkpoint file, or of the newest in a run's folder."""
     path = Path(path)
     if not path.is_dir():
         model: dict[str, Tensor] = _state(_whole(path))["model"]
@@ -97,3 +111,60 @@ def _whole(path: Path) -> bytes:
 def _state(content: bytes) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
+
+
+def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors by name in the safetensors format, whole or not at all, without needing its package."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    header: dict[str, object] = {}
+    end = 0
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps each one aligned
+    for name, tensor in ordered:
+        if tensor.dtype not in names or name == "__metadata__":
+            raise ValueError(f"{name} ({tensor.dtype}) does not fit into {path}: rename it, or use {', '.join(DTYPES)}")
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+    write_whole(path, write)
+
+
+def read_safetensors(path: str | Path) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file, on the CPU."""
+    content = Path(path).read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    listed = _listed(content[8:start], path)
+    if start + sum(tensor.nbytes for tensor in listed.values()) != len(content):
+        raise ValueError(f"{path} is damaged or cut short: write it again")
+    found = {}
+    for name, tensor in listed.items():
+        data = bytearray(content[start : start + tensor.nbytes])
+        flat = torch.frombuffer(data, dtype=tensor.dtype) if data else torch.empty(0, dtype=tensor.dtype)
+        found[name], start = flat.reshape(tensor.shape), start + tensor.nbytes
+    return found
+
+
+def _listed(header: bytes, path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a header without their numbers, as they follow each other: no gap, no overlap."""
+    try:
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        entries = sorted((entry["data_offsets"], name, _without_numbers(entry)) for name, entry in entries.items())
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged, or no safetensors file of plain numbers: write it again") from error
+    end = 0
+    for offsets, name, tensor in entries:
+        start, end = end, end + tensor.nbytes
+        if offsets != [start, end]:
+            raise ValueError(f"{path} is damaged: it has {name} at bytes {offsets}, not {[start, end]}: write it again")
+    return {name: tensor for _, name, tensor in entries}
+
+
+def _without_numbers(entry: dict[str, Any]) -> Tensor:
+    return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")

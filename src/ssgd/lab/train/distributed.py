@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +22,6 @@ from ...core.parallel import is_sharded
 from ...core.versions import FSDP2, need
 from .execution import Execution
 from .recipe import Recipe
-from .rendezvous import fresh_part
 
 T = TypeVar("T")
 Batch = tuple[Tensor, ...]
@@ -63,6 +64,37 @@ def joined(device: str) -> Iterator[Ranks]:
         raise
     dist.barrier()  # who leaves first would close what others still talk through
     dist.destroy_process_group()
+
+
+def fresh_part(store: Any, rank: int, count: int) -> Any:
+    """Returns a part of torch's ``store`` that no process started earlier has written to, the same on all ranks.
+
+    ``torchrun`` keeps one store over all restarts, and torch would find in it the addresses of processes that are gone
+    (pytorch issue 135712). So rank 0 hands a new name to whoever asks, until each rank has said that it got it.
+    """
+    mine = secrets.token_hex(8)
+    if rank:
+        store.set(f"asks {rank}", mine)
+        name = store.get(f"for {mine}").decode()
+        store.set(f"{name} has {rank}", "")
+        return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+    missing, end = set(range(1, count)), time.monotonic() + store.timeout.total_seconds()
+    while missing:
+        if time.monotonic() > end:
+            raise TimeoutError(
+                f"{len(missing)} of {count} processes did not come: see why, and start all of them again"
+            )
+        for other in missing:
+            if store.check([f"asks {other}"]):  # perhaps one that is gone: the next look finds who took its place
+                store.set(f"for {store.get(f'asks {other}').decode()}", mine)
+        missing = {other for other in missing if not store.check([f"{mine} has {other}"])}
+        time.sleep(0.01)
+    return dist.PrefixStore(mine, store)  # type: ignore[attr-defined]
+
+
+def is_first_process() -> bool:
+    """Whether this is the one of ``torchrun``'s processes that says what all of them would."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def check(recipe: Recipe, execution: Execution, ranks: Ranks) -> None:
@@ -142,7 +174,7 @@ def any_rank(yes: bool, ranks: Ranks, device: torch.device | str) -> bool:
 
 
 def by_first(ranks: Ranks, work: Callable[[], T]) -> T:
-    """What ``work()`` gives on rank 0, for all ranks. Where it fails there, all end."""
+    """Calls ``work()`` on rank 0 and returns its result on all ranks. Where it fails there, all end."""
     if not ranks.several:
         return work()
     held: list[Any] = [None, True]
@@ -191,9 +223,9 @@ def _units(net: nn.Module) -> list[nn.Module]:
     """The modules whose weights are gathered at once. The rest stays with the net, which has it all the time:
     vectors, as batch-norm's, which are not worth a message, and weights that stand in several places.
     """
-    places = Counter(p for _, p in net.named_parameters(remove_duplicate=False))
+    counts = Counter(p for _, p in net.named_parameters(remove_duplicate=False))
     held = [(block, list(block.parameters())) for block in _blocks(net)]
-    return [block for block, own in held if any(p.dim() > 1 for p in own) and all(places[p] == 1 for p in own)]
+    return [block for block, ps in held if any(p.dim() > 1 for p in ps) and all(counts[p] == 1 for p in ps)]
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -216,8 +248,8 @@ def _laid_out(value: Any, like: Tensor) -> Any:
     if is_sharded(like):
         from torch.distributed.tensor import distribute_tensor
 
-        where, how = like.device_mesh, like.placements  # type: ignore[attr-defined]
-        return distribute_tensor(value.to(like.device), where, how, src_data_rank=None)
+        mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+        return distribute_tensor(value.to(like.device), mesh, placements, src_data_rank=None)
     return torch.empty_like(like, dtype=value.dtype).copy_(value)  # fused optimizers take no mixture of strides
 
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...files import make_room
+from ...files import DiskProblem, make_room
 from .distributed import Ranks, any_rank, by_first, check, joined
-from .execution import Execution, set_up, settled
+from .execution import Execution, resolved, set_up
 from .job import Job, Sources
-from .progress import Progress
 from .recipe import Recipe
-from .run import Diverged
+from .running import Diverged
 
 TIME_IS_UP = -1  # where a signal's number would stand
 
@@ -36,6 +36,35 @@ class Stopped(Exception):
 
     def __reduce__(self) -> tuple[type[Stopped], tuple[int]]:
         return Stopped, (self.number,)
+
+
+class Listener:
+    """Is told how trainings go. This one passes on what must be said and ignores the rest; the commands draw a bar."""
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def expect(self, jobs: Sequence[Job]) -> None:
+        """All jobs that will run."""
+
+    def begin(self, job: Job) -> None:
+        """A job has been opened: it has a run, or a result from before."""
+
+    def step(self, job: Job) -> AbstractContextManager[None]:
+        """Entered around a step of a job."""
+        return nullcontext()
+
+    def passed(self, job: Job, samples: float) -> None:
+        """A job has passed so many samples forward and backward."""
+
+    def end(self, job: Job) -> None:
+        """A job has a result, or a failure."""
 
 
 def train(recipe: Recipe, execution: Execution | None = None) -> list[dict[str, Any]]:
@@ -54,36 +83,41 @@ def compare(
     recipes: Sequence[Recipe],
     execution: Execution | None = None,
     when_over: Callable[[Job], object] = lambda job: None,
+    listener: Listener | None = None,
 ) -> list[Job]:
     """Train several recipes, side by side on a GPU. A run that fails does so alone: see its job's ``failure``.
 
-    ``when_over`` is called with each job as it ends, while others go on.
+    ``when_over`` is called with each job as it ends, while others go on. ``listener`` is told of every step.
     """
     execution = execution or Execution()
     with joined(execution.kind) as ranks:
-        return _all_jobs(recipes, execution, ranks, when_over)
+        return _all_jobs(recipes, execution, ranks, when_over, listener or Listener())
 
 
 def _all_jobs(
-    recipes: Sequence[Recipe], execution: Execution, ranks: Ranks, when_over: Callable[[Job], object]
+    recipes: Sequence[Recipe],
+    execution: Execution,
+    ranks: Ranks,
+    when_over: Callable[[Job], object],
+    listener: Listener,
 ) -> list[Job]:
     for recipe in recipes:
-        by_first(ranks, recipe.check_method)
+        by_first(ranks, recipe.check_trainable)
         by_first(ranks, partial(check, recipe, execution, ranks))
-    precisions = {settled(recipe, execution.kind).precision for recipe in recipes}
+    precisions = {resolved(recipe, execution.kind).precision for recipe in recipes}
     if len(precisions) > 1:
         raise ValueError(f"one process trains in one precision, not in {' and '.join(sorted(precisions))}")
     if execution.results is not None:
         by_first(ranks, partial(make_room, Path(execution.results)))
-    set_up(settled(recipes[0], execution.kind), execution, *recipes[1:])
-    with Progress(execution.progress and ranks.first, execution.tensorboard and ranks.first) as progress:
-        jobs = [Job(recipe, seed, execution, ranks, progress.say) for recipe in recipes for seed in recipe.seeds]
+    set_up(resolved(recipes[0], execution.kind), execution, *recipes[1:])
+    with listener:
+        jobs = [Job(recipe, seed, execution, ranks, listener.say) for recipe in recipes for seed in recipe.seeds]
         if len({job.folder for job in jobs}) < len(jobs):
             raise ValueError("two recipes have the same name and would share a folder: give each a name of its own")
-        progress.expect(jobs)
+        listener.expect(jobs)
         at_once = execution.at_once if execution.kind == "cuda" and not ranks.several else 1
         with stop_on_signal() as stop:
-            drive(jobs, at_once, Sources(execution), progress, within(execution.minutes, stop), when_over)
+            drive(jobs, at_once, Sources(execution), listener, within(execution.minutes, stop), when_over)
     return jobs
 
 
@@ -91,7 +125,7 @@ def drive(
     jobs: Sequence[Job],
     at_once: int,
     sources: Sources,
-    progress: Progress,
+    listener: Listener,
     stop: Callable[[], int | None],
     when_over: Callable[[Job], object] = lambda job: None,
 ) -> None:
@@ -113,10 +147,10 @@ def drive(
                 job = waiting.popleft()
                 with alone(job, beside_others=bool(live)):
                     job.begin(sources)
-                    progress.begin(job)
+                    listener.begin(job)
                 if job.over:
                     if job.failure is not None:
-                        progress.end(job)
+                        listener.end(job)
                     when_over(job)
                 elif job.run is None:
                     wait(job)
@@ -125,12 +159,12 @@ def drive(
             for job in list(live):
                 with alone(job, beside_others=len(live) > 1):
                     job.stop_asked = job.stop_asked or stop() is not None
-                    with progress.waiting_for(job):
+                    with listener.step(job):
                         samples = job.advance()
-                    progress.passed(job, samples)
+                    listener.passed(job, samples)
                 if job.over:
                     live.remove(job)
-                    progress.end(job)
+                    listener.end(job)
                     when_over(job)
                 elif job.run is None:
                     live.remove(job)
@@ -200,3 +234,12 @@ def stop_on_signal() -> Iterator[Callable[[], int | None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def explain(problem: BaseException) -> str:
+    """What went wrong, as a sentence where it is something that a user can mend."""
+    if isinstance(problem, DiskProblem):
+        return f"{problem}. What was saved is whole: the same command goes on from there."
+    if isinstance(problem, (ValueError, ImportError, OSError, Diverged)):
+        return str(problem)
+    return f"{type(problem).__name__}: {problem}"

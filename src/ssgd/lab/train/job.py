@@ -1,4 +1,4 @@
-"""A run and its directory: begun, resumed, checkpointed, finished or failed, on its own."""
+"""A run and its directory: begun, resumed, checkpointed, finished or failed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ...methods import registry
 from ...optimizer import SSGD
 from ..data.faults import Skipped, counts
 from ..data.registry import Source, load
-from ..safetensors import write_safetensors
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, write_safetensors
 from .distributed import Ranks, by_first, total
-from .execution import Execution, settled
+from .evaluating import with_recomputed_bn
+from .execution import Execution, resolved
 from .kinds import figure
 from .recipe import Recipe
-from .run import Diverged, Run
 from .rundir import RunDir, environment
+from .running import Diverged, Run
 
 TOLD = 20  # of what was skipped in the data, at the terminal
 ROUND = 20  # steps after which ranks ask each other whether to stop or to save
@@ -36,9 +36,9 @@ class Job:
     def __init__(
         self, recipe: Recipe, seed: int, execution: Execution, ranks: Ranks, say: Callable[[str], None]
     ) -> None:
-        self.recipe = replace(settled(recipe, execution.kind), seeds=(seed,))
+        self.recipe = replace(resolved(recipe, execution.kind), seeds=(seed,))
         self.seed, self.execution, self.ranks, self.say = seed, execution, ranks, say
-        self.folder = execution.place(recipe, seed)
+        self.folder = execution.run_folder(recipe, seed)
         self.directory = RunDir(self.folder)
         self.checkpoints = Checkpoints(self.folder / "checkpoints", execution.keep)
         self.run: Run | None = None
@@ -48,6 +48,7 @@ class Job:
         self.last: dict[str, Any] | None = None  # the metrics of the last epoch
         self.stop_asked = False
         self.stopped = False  # asked to, and saved
+        self._events: Any = None  # TensorBoard's writer
 
     @property
     def label(self) -> str:
@@ -70,6 +71,8 @@ class Job:
     def begin(self, sources: Sources) -> None:
         """Open the folder and build the run, or take it up from its last checkpoint."""
         self.last = None
+        if self.execution.tensorboard and self.ranks.first:
+            self._events = _event_writer(self.folder / "tensorboard")
         self.result, saved = by_first(self.ranks, self._open)
         if self.result is not None:
             self._add_to_results(self.result)
@@ -141,22 +144,18 @@ class Job:
         finally:
             self.directory.close()
             self.run = None
+            if self._events is not None:
+                self._events.close()
 
-    # --- below here: how --------------------------------------------------------------------------------------------
+    # --- the folder -------------------------------------------------------------------------------------------------
 
     def _open(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """The result, if the run is finished; else what its last checkpoint holds, if there is one."""
-        state = self.directory.open(self._asked(), environment())
+        state = self.directory.open(self.recipe.to_json(), environment())
         if state == "finished":
             return self.directory.result(), None
         saved = self.checkpoints.load()
         return None, None if saved is None else saved[1]
-
-    def _asked(self) -> dict[str, Any]:
-        """The recipe, without fields that a run of an earlier version does not know and that change nothing."""
-        asked, plain = self.recipe.to_json(), Recipe().to_json()
-        here = self.directory.recipe() or asked
-        return {key: value for key, value in asked.items() if key in here or value != plain[key]}
 
     def _note_skipped(self, skipped: Sequence[Skipped], untold: bool) -> None:
         """All that was skipped in the data goes to a file of the run; the terminal hears of it once."""
@@ -176,6 +175,10 @@ class Job:
         if self.ranks.first:
             self.directory.add_metrics(row)
             self._add_timing(row["epoch"])
+            if self._events is not None:
+                for key, value in row.items():
+                    if isinstance(value, float):
+                        self._events.add_scalar(key, value, row["epoch"])
         if self._due(run) or run.done:
             self.save()
 
@@ -214,16 +217,16 @@ class Job:
             append_line(file, ("\n" if torn else "") + line)
 
     def _stretches(self) -> list[float]:
-        """Seconds of training: the clock of timings.jsonl starts anew after each resumption."""
+        """Seconds of training: the clock of timings.jsonl starts at 0 after each resumption."""
         if not self.ranks.first:
             return []
         marks = [row["seconds"] for row in self.directory.timings()]
         return [a for a, b in zip(marks, [*marks[1:], 0.0], strict=True) if b < a]
 
     def _figures(self, run: Run) -> dict[str, float]:
-        figures = {key: value for part in run.kind.AT_THE_END for key, value in run.evaluate(part).items()}
-        told = {key: value for key, value in run.history[-1].items() if key.startswith(run.kind.EVERY_EPOCH)}
-        return {**figures, **told, **run.with_statistics_anew()}
+        figures = {key: value for part in run.kind.at_the_end for key, value in run.evaluate(part).items()}
+        told = {key: value for key, value in run.history[-1].items() if key.startswith(run.kind.every_epoch)}
+        return {**figures, **told, **with_recomputed_bn(run)}
 
     def _row(self, run: Run, outcome: Mapping[str, Any]) -> dict[str, Any]:
         """What was trained, what came of it, where, and the course it took."""
@@ -267,6 +270,14 @@ def _curves(history: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     """What else was told of each epoch: the loss of its passes, and the validation part where there is one."""
     names = [name for name in (history[-1] if history else {}) if name == "loss" or name.startswith("valid_")]
     return {name: [None if name not in row else round(row[name], 4) for row in history] for name in names}
+
+
+def _event_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ImportError("tensorboard=true needs the package: pip install tensorboard") from None
+    return SummaryWriter(str(folder))
 
 
 class Sources:

@@ -1,54 +1,196 @@
-"""Kinds of learning: what a batch's loss is, and what is told of an epoch. Each kind has a module of its own."""
+"""Kinds of learning: the loss of a batch, and what is measured over a part of the data."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from importlib import import_module
-from typing import Any, Protocol, cast
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Autocast = Callable[[], AbstractContextManager[None]]
 Batches = Iterable[tuple[Tensor, ...]]
 Objective = Callable[..., tuple[Tensor, Tensor]]
-MODULES = {"images": "classify", "language": "language", "speech": "speech"}
-SAMPLES = {"images": "images", "language": "rows", "speech": "utterances"}  # what a batch is made of
-FIGURES = {"accuracy": " %", "perplexity": "", "wer": " %", "cer": " %"}
+FIGURES = {"accuracy": " %", "perplexity": "", "wer": " %", "cer": " %"}  # with their units
 
 
 class Kind(Protocol):
-    """What a kind offers: the module itself, or what its ``of(source)`` gives."""
+    """What every kind of learning offers."""
 
-    COMPILES: bool  # whether torch.compile may have the objective
-    CAPTURES: bool  # whether batches come in one shape or a few, and a CUDA graph can hold a step
-    INPUTS: int  # of a batch's tensors, how many go into the net
-    EVERY_EPOCH: tuple[str, ...]  # the parts of the data that are evaluated after each epoch
-    AT_THE_END: tuple[str, ...]  # and those for the result
+    samples: str  # the word for what a batch is made of
+    compiles: bool  # whether torch.compile may have the objective
+    captures: bool  # whether batches come in one shape or a few, so that a CUDA graph can hold a step
+    inputs: int  # how many of a batch's tensors go into the net
+    every_epoch: tuple[str, ...]  # the parts of the data that are evaluated after each epoch
+    at_the_end: tuple[str, ...]  # and those that are evaluated for the result
 
     def objective(self, model: Any, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss to go down, and three sums: loss, right answers, what both are shared among."""
+        """Returns the loss, and three sums over the batch: loss, right answers, and what both are divided by."""
 
     def progress(self, sums: list[float]) -> dict[str, float]:
-        """An epoch's means over its passes."""
+        """Returns an epoch's means over its passes, from the objective's sums."""
 
     def count(self, net: nn.Module, batches: Batches, autocast: Autocast, device: torch.device) -> Tensor:
-        """Sums over a part of the data, with clean weights."""
+        """Returns sums over a part of the data, in eval mode and without a change of the weights."""
 
     def summary(self, sums: list[float], part: str, classes: int) -> dict[str, float]:
-        """What is told of them."""
+        """Returns what count()'s sums mean, by names that begin with that of the part."""
+
+
+class Images:
+    """Classification of images."""
+
+    samples = "images"
+    compiles = captures = True
+    inputs = 1
+    every_epoch, at_the_end = ("test",), ("train",)
+
+    @staticmethod
+    def objective(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the mean loss; and summed over the images: loss, right answers, images."""
+        logits = model(x).float()
+        loss = F.cross_entropy(logits, y)
+        right = (logits.detach().argmax(1) == y).sum()
+        return loss, torch.stack([loss.detach() * len(y), right.to(loss), torch.full_like(loss.detach(), len(y))])
+
+    @staticmethod
+    def progress(sums: list[float]) -> dict[str, float]:
+        loss, right, images = sums
+        return {"loss": loss / images, "accuracy": 100 * right / images}
+
+    @staticmethod
+    def count(net: nn.Module, batches: Batches, autocast: Autocast, device: torch.device) -> Tensor:
+        """Sums loss, right answers, right ones among the first five, and images."""
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        with evaluation_mode(net):
+            for x, y in batches:
+                with autocast():
+                    logits = net(x)
+                logits = logits.float()
+                best = logits.topk(min(5, logits.shape[1])).indices == y[:, None]
+                loss = F.cross_entropy(logits, y, reduction="sum")
+                sums += torch.stack([loss, best[:, 0].sum(), best.sum(), torch.ones_like(y).sum()]).double()
+        return sums
+
+    @staticmethod
+    def summary(sums: list[float], part: str, classes: int) -> dict[str, float]:
+        """Returns the mean loss, and accuracies in percent."""
+        loss, right, among_five, images = sums
+        found = {f"{part}_loss": loss / images, f"{part}_accuracy": 100 * right / images}
+        if classes > 5:
+            found[f"{part}_top5_accuracy"] = 100 * among_five / images
+        return found
+
+
+class Language:
+    """Prediction of the next word of a text."""
+
+    samples = "rows"
+    compiles = False  # cuDNN's LSTM is faster as it is
+    captures = True
+    inputs = 1
+    every_epoch, at_the_end = ("valid", "test"), ()
+
+    @staticmethod
+    def objective(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the loss, summed over time and averaged over the batch as Zaremba has it; and sums over the words."""
+        logits = model(x).float().flatten(0, 1)
+        loss = F.cross_entropy(logits, y.flatten(), reduction="sum")
+        right = (logits.detach().argmax(1) == y.flatten()).sum()
+        counted = torch.stack([loss.detach(), right.to(loss), torch.full_like(loss.detach(), y.numel())])
+        return loss / len(y), counted
+
+    @staticmethod
+    def progress(sums: list[float]) -> dict[str, float]:
+        loss, right, words = sums
+        return {"loss": loss / words, "accuracy": 100 * right / words, "perplexity": _perplexity(loss / words)}
+
+    @staticmethod
+    def count(net: nn.Module, batches: Batches, autocast: Autocast, device: torch.device) -> Tensor:
+        """Sums loss and words. The state is carried from batch to batch, and begins at zero."""
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        with evaluation_mode(net):
+            for i, (x, y) in enumerate(batches):
+                if i == 0:
+                    net.reset(len(x))  # type: ignore[operator]
+                with autocast():
+                    logits = net(x)
+                loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum")
+                sums += torch.stack([loss, torch.full_like(loss, y.numel())]).double()
+        return sums
+
+    @staticmethod
+    def summary(sums: list[float], part: str, classes: int) -> dict[str, float]:
+        """Returns the mean loss, and the perplexity."""
+        loss, words = sums
+        return {f"{part}_loss": loss / words, f"{part}_perplexity": _perplexity(loss / words)}
+
+
+class Speech:
+    """Recognition of speech by CTC; texts come from greedy decoding."""
+
+    samples = "utterances"
+    compiles = False  # batches have several lengths
+    captures = find_spec("triton") is not None  # our CTC, on CUDA: torch's cannot be captured
+    inputs = 2
+    every_epoch, at_the_end = ("valid", "test"), ()
+
+    def __init__(self, alphabet: Any) -> None:
+        self.alphabet = alphabet
+
+    def objective(self, model: Any, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the mean loss of an utterance; and summed over them: loss, nothing, utterances."""
+        from ..data.speech import ctc_objective
+
+        loss = ctc_objective(model, *batch)
+        count = torch.full_like(loss.detach(), len(batch[0]))
+        return loss, torch.stack([loss.detach() * count, torch.zeros_like(count), count])
+
+    def progress(self, sums: list[float]) -> dict[str, float]:
+        return {"loss": sums[0] / sums[2]}
+
+    def count(self, net: nn.Module, batches: Batches, autocast: Autocast, device: torch.device) -> Tensor:
+        """Sums loss, utterances, wrong characters, characters, wrong words, and words."""
+        from ..data.speech import character_errors, greedy, word_errors
+        from ..data.speech.ctc import ctc_loss
+
+        sums = torch.zeros(6, dtype=torch.float64, device=device)
+        with evaluation_mode(net):
+            for features, lengths, targets, target_lengths in batches:
+                with autocast():
+                    log_probs, frames = net(features, lengths)
+                    loss = ctc_loss(log_probs, frames, targets, target_lengths)
+                said = [t[:n] for t, n in zip(targets.tolist(), target_lengths.tolist(), strict=True)]
+                references = [self.alphabet.decoded(numbers) for numbers in said]
+                heard = [self.alphabet.decoded(numbers) for numbers in greedy(log_probs, frames)]
+                errors = *character_errors(references, heard), *word_errors(references, heard)
+                sums += torch.tensor([loss.item() * len(features), len(features), *errors], device=device)
+        return sums
+
+    def summary(self, sums: list[float], part: str, classes: int) -> dict[str, float]:
+        """Returns the mean loss, and error rates in percent."""
+        loss, utterances, wrong_characters, characters, wrong_words, words = sums
+        return {
+            f"{part}_loss": loss / utterances,
+            f"{part}_cer": 100 * wrong_characters / characters,
+            f"{part}_wer": 100 * wrong_words / words,
+        }
 
 
 def kind_of(source: Any) -> Kind:
-    """The kind that a data source is for."""
-    module: Any = import_module(f".{MODULES[source.kind]}", __package__)
-    return cast(Kind, module.of(source) if hasattr(module, "of") else module)
+    """Returns the kind of learning that a data source is for."""
+    kinds: dict[str, Any] = {"images": Images, "language": Language}
+    found: Any = Speech(source.alphabet) if source.kind == "speech" else kinds[source.kind]()
+    return found  # type: ignore[no-any-return]
 
 
 @contextmanager
-def judging(net: nn.Module) -> Iterator[None]:
-    """The net in eval mode, without gradients; afterwards every module is in the mode it was in."""
+def evaluation_mode(net: nn.Module) -> Iterator[None]:
+    """Puts the net in eval mode, without gradients; afterwards every module is in the mode it was in."""
     modes = {module: module.training for module in net.modules()}
     net.eval()
     try:
@@ -59,15 +201,19 @@ def judging(net: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def judged(row: Mapping[str, Any], part: str = "test") -> str | None:
-    """The one figure that a result or an epoch is known by, in words; None where that part was not evaluated."""
+def figure(row: Mapping[str, Any], part: str = "test") -> float | None:
+    """Returns the one number that a result or an epoch is known by, or None where that part was not evaluated."""
+    found = (row.get(f"{part}_{name}") for name in FIGURES)
+    return next((value for value in found if value is not None), None)
+
+
+def figure_in_words(row: Mapping[str, Any], part: str = "test") -> str | None:
+    """Returns the same with its name and unit."""
     for name, unit in FIGURES.items():
         if (value := row.get(f"{part}_{name}")) is not None:
             return f"{name} {value:.2f}{unit}"
     return None
 
 
-def figure(row: Mapping[str, Any], part: str = "test") -> float | None:
-    """The same as a number."""
-    found = (row.get(f"{part}_{name}") for name in FIGURES)
-    return next((value for value in found if value is not None), None)
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700))

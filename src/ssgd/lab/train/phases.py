@@ -10,6 +10,7 @@ from ...methods import registry
 
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 STEP = re.compile(rf"(\d+)(?:(S)|\(([a-z0-9-]+)(?::({NUMBER}))?\))?")
+MOST_EPOCHS = 10**6
 RESTARTS = re.compile(r"(\d+)\*(\d+)S?")
 
 
@@ -35,7 +36,7 @@ class Phase:
 
     @property
     def label(self) -> str:
-        return self.method if self.level is None else f"{self.method}({self.level:g})"
+        return self.method if self.level is None else f"{self.method}({self.level:.3g})"
 
     def lr_at(self, epoch: float) -> float:
         """The learning rate ``epoch`` epochs into this phase."""
@@ -78,7 +79,7 @@ class Schedule:
     def lr(self, epoch: float) -> float:
         """The learning rate at a moment, in epochs from the start."""
         if self.peak is not None:
-            rate = Phase(self.epochs, self.peak, "sgd", period=self.epochs).lr_at(epoch)
+            rate = Phase(self.epochs, self.peak, "base", period=self.epochs).lr_at(epoch)
         else:
             at = self.index(math.floor(epoch))
             rate = self.phases[at].lr_at(epoch - sum(phase.epochs for phase in self.phases[:at]))
@@ -117,7 +118,7 @@ def parse(
     times, text = registry.get(method).epochs, text.replace(" ", "")
     if times != 1 and decay != 1:
         raise ValueError(
-            f"{method} has more epochs, in which decay={decay:g} would take the rate to nothing: give method=sgd with"
+            f"{method} has more epochs, in which decay={decay:g} would take the rate to nothing: give method=base with"
             " phases, decay and decay_after for a longer training"
         )
     if restarts := RESTARTS.fullmatch(text):
@@ -143,19 +144,21 @@ def parse(
     rates = lr * len(read) if len(lr) == 1 else lr
     marked = any(mark or name for _, mark, name, _ in read)
     phases = []
-    for (count, mark, name, own), rate in zip(read, rates, strict=True):
+    for (count, mark, name, of_phase), rate in zip(read, rates, strict=True):
         if name:
             named = registry.get(name)
             if named.warm_restarts:
                 raise ValueError(f"{name} trains under warm restarts: give method={name} and phases=10*2, not {text}")
-            phases.append(Phase(round(int(count) * named.epochs), rate, name, None if own is None else float(own)))
+            phases.append(Phase(round(int(count) * named.epochs), rate, name, float(of_phase) if of_phase else None))
         elif mark or not marked:
             phases.append(Phase(round(int(count) * times), rate, method, level))
         else:
-            phases.append(Phase(int(count), rate, "sgd"))
+            phases.append(Phase(int(count), rate, "base"))
     if not any(phase.epochs for phase in phases):
         raise ValueError(f"phases={text} has no epoch to train")
     kept = tuple(phase for phase in phases if phase.epochs)
+    if sum(phase.epochs for phase in kept) > MOST_EPOCHS:
+        raise ValueError(f"phases={text} is longer than a million epochs")
     return Schedule(kept, warm_up, rates[0] if anneal == "cosine" else None, decay, decay_after)
 
 
@@ -165,6 +168,8 @@ def _cut(text: str) -> list[str]:
 
 
 def _cycles(first: int, factor: int, epochs: int, lr: float, method: str, level: float | None) -> tuple[Phase, ...]:
+    if epochs > MOST_EPOCHS:
+        raise ValueError(f"epochs={epochs} is more than a million")
     if first < 1 or factor < 1 or epochs < 1:
         raise ValueError(f"restarts need positive numbers, not {first}*{factor} over {epochs} epochs")
     found, period, left = [], first, epochs

@@ -2,159 +2,137 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-import types
-import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
 from ...core.batchnorm import POLICIES
-from ...core.checks import check_choice, check_count
 from ...core.noise import DISTRIBUTIONS
 from ...core.selection import KINDS
 from ...methods import registry
 from ..data.faults import BAD
 from ..data.speech.frames import NORMALISED
+from . import fields
+from .fields import declared
 from .phases import Schedule, parse
 
-PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 NEED_EVERY_PASS = ("sam", "asam", "entropy-sgd")
+LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What is trained, on what and how. Two runs of one recipe and seed end the same."""
 
-    name: str = "custom"
-    """What the runs are called."""
-    model: str = "resnet20"
-    """A name of ssgd.lab.models (`ssgd models`), or package.module:function of your own."""
-    data: str = "cifar100"
-    """A name of ssgd.lab.data, or a folder with train/ and val/ inside."""
-    train_limit: int | None = None
-    """Only the first so many training images."""
-    test_limit: int | None = None
-    """Only the first so many test images."""
-    held_out: int = 0
-    """So many training images are kept apart and stand in for the test set: for tuning."""
-    augment: bool = True
-    """Crop and flip at random."""
-    image_size: int = 224
-    """Of images read from a folder."""
-    normalise: str = "speaker"
-    """Over what the features of speech are normalised: speaker, global or none."""
-    spec_augment: bool = False
-    """Leave out bands and stretches of the features of speech at random."""
-    dropout: float | None = None
-    """Of the model's own dropout layers; None: what the model has."""
-    bad: str = "raise"
-    """A row or file of the data that cannot be used ends the training (raise) or is left out and counted (skip)."""
+    name: str = declared("custom", "The name of the runs, and of the folder that they lie in.")
+    model: str = declared("resnet20", "A model that `ssgd models` lists, or package.module:function of your own.")
+    data: str = declared("cifar100", "A data set by name, or a folder with train/ and val/ inside.")
+    train_limit: int | None = declared(None, "Takes only this many of the training samples.", least=1)
+    test_limit: int | None = declared(None, "Takes only this many of the test samples.", least=1)
+    held_out: int = declared(
+        0, "Keeps this many training images apart and tests on them instead of the test set: for tuning.", least=0
+    )
+    augment: bool = declared(True, "Crops and flips images at random.")
+    image_size: int = declared(224, "The height and width to which images from a folder are brought.", least=1)
+    normalise: str = declared(
+        "speaker", "What the features of speech are normalised over: speaker, global or none.", choices=NORMALISED
+    )
+    spec_augment: bool = declared(False, "Leaves out bands and stretches of the features of speech at random.")
+    dropout: float | None = declared(
+        None, "The rate of the model's own dropout layers; none leaves it as the model has it.", least=0, below=1
+    )
+    bad: str = declared(
+        "raise",
+        "Whether a row or file of the data that cannot be used ends the training (raise) or is left out (skip).",
+        choices=BAD,
+    )
 
-    method: str = "sgd"
-    """A name of ssgd.methods (`ssgd methods`)."""
-    level: float | None = None
-    """The method's first setting: noise level, SAM's rho, …; None: the method's default."""
-    settings: Mapping[str, float] = field(default_factory=dict)
-    """The method's other settings by name."""
-    distribution: str = "sphere"
-    """Of S-SGD's noise."""
-    perturb: str = "all"
-    """Which layers get noise: all, conv, dense, recurrent or embedding. DropConnect has dense unless told otherwise."""
-    bn_stats: str = "both"
-    """What noisy passes, and SAM's, do to batch-norm's running statistics."""
-    per_rank: bool | None = None
-    """Whether each rank draws noise of its own; None: the method's default."""
+    method: str = declared("base", "A method that `ssgd methods` lists; method=split:0.15 sets its level too.")
+    level: float | None = declared(
+        None, "The method's first setting, such as the noise level or SAM's rho; none is the method's default.", least=0
+    )
+    settings: Mapping[str, float] = declared({}, "The method's other settings, by name: settings.share=0.3.")
+    distribution: str = declared("sphere", "The distribution of S-SGD's noise.", choices=tuple(DISTRIBUTIONS))
+    perturb: str = declared(
+        "all",
+        "The layers that get noise, by kind. DropConnect takes dense layers where this is all.",
+        choices=("all", *KINDS),
+    )
+    bn_stats: str = declared(
+        "both", "What the passes of a step do to batch-norm's running statistics.", choices=POLICIES
+    )
+    per_rank: bool | None = declared(None, "Draws another noise on every rank; none is the method's default.")
 
-    phases: str = "75-50-50"
-    """Epochs of each phase; S marks those under the method: 75-25S-25S. SGDR: 10*2."""
-    lr: tuple[float, ...] = (0.1, 0.01, 0.001)
-    """The learning rate, of all phases or of each."""
-    epochs: int | None = None
-    """Where restarts (10*2) end."""
-    anneal: str = "steps"
-    """steps: the rates as given; cosine: the first of them, falling to 0 over the training."""
-    warm_up: float = 0.0
-    """Epochs over which the rate rises from 0."""
-    lr_for_batch: int | None = None
-    """The batch that lr is meant for: another batch scales it in proportion."""
+    phases: str = declared(
+        "75-50-50", "The epochs of each phase; S marks those under the method: 75-25S-25S. SGDR is 10*2."
+    )
+    lr: tuple[float, ...] = declared(
+        (0.1, 0.01, 0.001), "The learning rate of all phases, or one rate for each phase.", least=0
+    )
+    epochs: int | None = declared(None, "The number of epochs of a training with warm restarts (10*2).", least=1)
+    anneal: str = declared(
+        "steps",
+        "How the rate falls: steps takes the rates as given, cosine lets the first fall to 0 over the training.",
+        choices=("steps", "cosine"),
+    )
+    warm_up: float = declared(0.0, "The epochs over which the rate rises from 0.", least=0)
+    lr_for_batch: int | None = declared(
+        None, "The batch that lr is meant for; another batch scales lr in proportion.", least=1
+    )
 
-    decay: float = 1.0
-    """What the rate is divided by, every epoch after ``decay_after``."""
-    decay_after: int = 0
-    """Epochs at the full rate before ``decay`` sets in."""
-    clip: float | None = None
-    """The largest norm of the gradient."""
+    decay: float = declared(1.0, "The number that divides the rate in every epoch after decay_after.", above=0)
+    decay_after: int = declared(0, "The epochs at the full rate before decay sets in.", least=0)
+    clip: float | None = declared(None, "The largest norm of the gradient; a larger gradient is scaled down.", above=0)
 
-    optimizer: str = "sgd"
-    """The base: sgd, adam or adamw."""
-    momentum: float = 0.9
-    """SGD's."""
-    nesterov: bool = False
-    """SGD's."""
-    weight_decay: float = 1e-4
-    """On the parameters that ``decayed`` says."""
-    decayed: str = "all"
-    """all parameters, or weights: those of two or more dimensions, not batch-norm's and no biases."""
-    batch: int = 128
-    """Images a step, over all devices."""
-    devices: int = 1
-    """As if so many shared the batch, each with batch-norm and noise of its own; 1: as many as there are processes."""
+    optimizer: str = declared("sgd", "The base optimizer.", choices=("sgd", "adam", "adamw"))
+    momentum: float = declared(0.9, "The momentum of SGD.", least=0, below=1)
+    nesterov: bool = declared(False, "Uses Nesterov's momentum in SGD.")
+    weight_decay: float = declared(1e-4, "The weight decay of the parameters that decayed names.", least=0)
+    decayed: str = declared(
+        "all",
+        "The parameters with weight decay: all, or weights, which leaves out biases and batch-norm.",
+        choices=("all", "weights"),
+    )
+    batch: int = declared(128, "The number of samples in a step, over all devices.", least=1)
+    devices: int = declared(
+        1,
+        "Trains as if this many devices shared the batch, each with batch-norm and noise of its own;"
+        " 1 is as many as there are processes.",
+        least=1,
+    )
 
-    precision: str = "auto"
-    """fp32, tf32 or bf16 (autocast over fp32 weights); auto: bf16 on a GPU that has it, else fp32."""
-    parallel: str = "ddp"
-    """With several processes: ddp or fsdp."""
-    sync_batchnorm: bool = False
-    """Batch-norm over all devices instead of each."""
-    recompute_bn: bool = False
-    """Evaluate with batch-norm statistics gathered again with the clean weights."""
-    evaluate_every: int = 1
-    """Epochs between evaluations; the last is always evaluated."""
-    seeds: tuple[int, ...] = (0,)
-    """A run for each."""
+    precision: str = declared(
+        "auto",
+        "The arithmetic; bf16 is autocast over fp32 weights. auto is bf16 on a GPU that has it, else fp32.",
+        choices=("auto", "fp32", "tf32", "bf16"),
+    )
+    parallel: str = declared("ddp", "How several processes share a training.", choices=("ddp", "fsdp"))
+    sync_batchnorm: bool = declared(False, "Takes batch-norm's statistics over all devices instead of each.")
+    recompute_bn: bool = declared(False, "Evaluates with batch-norm's statistics gathered again for the clean weights.")
+    evaluate_every: int = declared(1, "The epochs from one evaluation to the next; the last is always made.", least=1)
+    seeds: tuple[int, ...] = declared((0,), "The seeds; there is a run for each.", least=0, most=LARGEST_SEED)
 
     def __post_init__(self) -> None:
-        check_choice("normalise", self.normalise, NORMALISED)
-        check_choice("bad", self.bad, BAD)
-        check_choice("distribution", self.distribution, tuple(DISTRIBUTIONS))
-        check_choice("perturb", self.perturb, ("all", *KINDS))
-        check_choice("bn_stats", self.bn_stats, POLICIES)
-        check_choice("anneal", self.anneal, ("steps", "cosine"))
-        check_choice("decayed", self.decayed, ("all", "weights"))
-        check_choice("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
-        check_choice("precision", self.precision, PRECISIONS)
-        check_choice("parallel", self.parallel, ("ddp", "fsdp"))
-        check_count("batch", self.batch)
-        check_count("evaluate_every", self.evaluate_every)
-        if PurePath(self.name).is_absolute() or ".." in PurePath(self.name).parts:
-            raise ValueError(f"name={self.name} would lie outside the folder of the runs: say with out= where they go")
+        fields.check(self)
+        name = PurePath(self.name)
+        if not name.parts or name.is_absolute() or ".." in name.parts:
+            raise ValueError(f"name={self.name!r} names no folder inside that of the runs: say with out= where they go")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different numbers, at least one, not {self.seeds}")
-        if any(not 0 <= seed < 2**63 for seed in self.seeds):
-            raise ValueError(f"a seed is a whole number from 0 to 2**63 - 1, not one of {self.seeds}")
-        if not self.lr or any(not math.isfinite(rate) or rate < 0 for rate in self.lr):
-            raise ValueError(f"lr must be finite and at least 0, not {self.lr}")
-        if self.lr_for_batch is not None:
-            check_count("lr_for_batch", self.lr_for_batch)
-        if not 0 < self.decay < math.inf or (self.clip is not None and not self.clip > 0):
-            raise ValueError(f"decay and clip must be above 0, and decay finite, not {self.decay} and {self.clip}")
-        for name in ("momentum", "weight_decay", "warm_up", "held_out"):
-            if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, not {value}")
+        if not self.lr:
+            raise ValueError("lr must have a rate for all phases, or one for each")
         known = [setting.name for setting in registry.get(self.method).settings][1:]
         if unknown := [key for key in self.settings if key not in known]:
             raise ValueError(
-                f"{self.method} has no setting {unknown[0]!r} beside its level: {', '.join(known) or 'none'}"
+                f"{self.method} has no setting {unknown[0]!r} besides its level: {', '.join(known) or 'none'}"
             )
         self.schedule  # noqa: B018 - reads the phases, so that a mistake shows at once
         self._check_devices()
 
-    def check_method(self) -> None:
-        """Before a training, whose row would have the name of a method, or a cost, that is not its own."""
-        if self.method != "sgd" and all(phase.method != self.method for phase in self.schedule.phases):
+    def check_trainable(self) -> None:
+        """Raises a ValueError where a training would not do what the recipe's method and cost say."""
+        if self.method != "base" and all(phase.method != self.method for phase in self.schedule.phases):
             raise ValueError(
                 f"method={self.method} trains none of phases={self.phases}: mark some with S, or leave the method out"
             )
@@ -164,7 +142,6 @@ class Recipe:
             raise ValueError("settings.share=1 leaves no clean gradient to mix with, at one pass: use method=rwp")
 
     def _check_devices(self) -> None:
-        check_count("devices", self.devices)
         if self.devices == 1:
             return
         if self.batch % self.devices:
@@ -197,33 +174,29 @@ class Recipe:
         )
 
     def with_changes(self, changes: Iterable[str]) -> Recipe:
-        """``key=value`` texts applied: ``lr=0.1,0.01``, ``method=split:0.15``, ``settings.share=0.3``."""
-        changed = override(self, changes)
+        """A copy with ``key=value`` texts applied: ``lr=0.1,0.01``, ``method=split:0.15``, ``settings.share=0.3``."""
+        values = fields.read_changes(self, [word for change in changes for word in _with_level(change)], setting_hint)
+        if values.get("method", self.method) != self.method:
+            values.setdefault("level", None)  # a level means another thing for another method
+        changed = replace(self, **values)
         if changed.level not in (None, self.level) and not registry.get(changed.method).settings:
             raise ValueError(
-                f"{changed.method} has no level to set to {changed.level:g}: give a method too, such as method=ssgd:0.2"
+                f"{changed.method} has no level to set to {changed.level:g}: give a method too, such as method=both:0.2"
             )
         return changed
 
     def differences(self, other: Recipe) -> dict[str, tuple[Any, Any]]:
-        """The fields in which they differ: mine, the other's."""
+        """The fields in which they differ, with the value here and the other's."""
         mine, theirs = self.to_json(), other.to_json()
         return {key: (mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]}
 
     def to_json(self) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return fields.to_json(self)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Recipe:
-        """Rebuilt from what to_json() gave, also by an earlier version with fewer fields."""
-        known = {f.name for f in fields(cls)}
-        if unknown := [key for key in found if key not in known]:
-            raise ValueError(f"a recipe has no field {unknown[0]!r}: it comes from another version of ssgd")
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-        hints = typing.get_type_hints(cls)
-        if wrong := [key for key, value in values.items() if not _is(hints[key], value)]:
-            raise ValueError(f"the field {wrong[0]!r} of a recipe cannot be {found[wrong[0]]!r}")
-        return cls(**values)
+        """The recipe that to_json() was called on; a field that is not there has its default."""
+        return fields.from_json(cls, found)
 
     def __str__(self) -> str:
         plain, schedule = Recipe(), self.schedule
@@ -234,12 +207,6 @@ class Recipe:
         return "\n".join([*lines, f"# {schedule}", f"# {cost}", *self._remarks()])
 
     def _remarks(self) -> Iterable[str]:
-        for name, level in dict.fromkeys((phase.method, phase.level) for phase in self.schedule.phases):
-            method = registry.get(name)
-            a = method.settled_level(level, self.distribution)
-            if self.distribution == "uniform" and method.takes_distribution() and a is not None:
-                ratio = a / 3**0.5
-                yield f"# {name}: level {a:g} of distribution uniform is a noise of {ratio:.2g} of the weights' norm"
         settings = registry.get(self.method).settings
         if settings and self.level is not None and self.level > 2 * settings[0].high:
             low, high = settings[0].low, settings[0].high
@@ -248,62 +215,18 @@ class Recipe:
 
 MAIN = ("name", "model", "data", "method", "level", "phases", "lr", "weight_decay", "batch", "seeds")
 
-Configuration = typing.TypeVar("Configuration")
+
+def _with_level(change: str) -> list[str]:
+    """``method=split:0.15`` as two changes, one of them of the level; others as they are."""
+    name, colon, level = change.partition(":")
+    return [name, f"level={level}"] if colon and name.partition("=")[0].strip() == "method" else [change]
 
 
-def override(config: Configuration, changes: Iterable[str]) -> Configuration:
-    """A copy of a frozen dataclass with ``key=value`` texts applied, read by the field's type."""
-    hints = typing.get_type_hints(type(config))
-    nested = {key for key in hints if isinstance(getattr(config, key), Mapping)}
-    values: dict[str, Any] = {}
-    for change in changes:
-        key, equals, text = change.partition("=")
-        key = key.strip().replace("-", "_")
-        name, _, inner = key.partition(".")
-        if not equals or name not in hints or bool(inner) != (name in nested):
-            keys = [f"{key}.NAME" if key in nested else key for key in hints]
-            near = difflib.get_close_matches(name, hints, 1) if name not in hints else []
-            hint = f"did you mean {near[0]}?" if near else f"write key=value with one of the keys {', '.join(keys)}"
-            raise ValueError(f"cannot use {change!r}: {hint}")
-        if inner:
-            values[name] = {**values.get(name, getattr(config, name)), inner: read_value(key, float, text)}
-        elif key == "method" and ":" in text:
-            values["method"], _, level = text.partition(":")
-            values["level"] = read_value("level", float, level)
-        else:
-            values[name] = read_value(name, hints[name], text)
-    if values.get("method", getattr(config, "method", None)) != getattr(config, "method", None):
-        values.setdefault("level", None)  # a level means another thing for another method
-    return replace(config, **values)  # type: ignore[type-var]
-
-
-def _is(kind: Any, value: Any) -> bool:
-    """Whether a value that JSON gave is of a field's type."""
-    origin, options = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return any(_is(option, value) for option in options)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_is(options[0], one) for one in value)
-    if kind in (int, float):
-        return isinstance(value, int | kind) and not isinstance(value, bool)
-    return isinstance(value, origin or kind)
-
-
-def read_value(name: str, kind: Any, text: str) -> Any:
-    """``text`` as a value of type ``kind``."""
-    text = text.strip()
-    options = typing.get_args(kind)
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        if text.lower() == "none":
-            return None
-        return read_value(name, next(option for option in options if option is not type(None)), text)
-    if typing.get_origin(kind) is tuple:
-        return tuple(read_value(name, options[0], part) for part in text.strip("()").split(",") if part.strip())
-    if kind is bool:
-        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
-            raise ValueError(f"{name} is true or false, not {text!r}")
-        return text.lower() in ("true", "yes", "1")
-    try:
-        return kind(text)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} takes {getattr(kind, '__name__', kind)}, not {text!r}") from None
+def setting_hint(key: str, text: str, values: Mapping[str, Any]) -> str | None:
+    """What to write for the name of a method's setting, which is no field of a recipe."""
+    for method in (registry.METHODS.get(values.get("method", "split")), *registry.METHODS.values()):
+        for place, setting in enumerate(method.settings if method else ()):
+            if method and key == setting.name:
+                words = f"method={method.name}:{text}" if place == 0 else f"method={method.name} settings.{key}={text}"
+                return f"{'the noise level' if key == 'noise' else key} is part of the method: {words}"
+    return None

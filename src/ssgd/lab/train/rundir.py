@@ -25,6 +25,7 @@ from .checkpoint import Checkpoints
 if sys.platform != "win32":
     import fcntl
 
+FORMAT = 2  # of the folder and its files
 State = Literal["new", "resume", "finished"]
 
 
@@ -55,7 +56,7 @@ class RunDir:
             drop_cut_line(self.path / name)
         if state == "new":
             self._write("environment.json", environment)
-            self._write("recipe.json", recipe_json)  # the last, for it marks a run
+            self._write("recipe.json", {"format": FORMAT, **recipe_json})  # the last, for it marks a run
         elif state == "resume":
             append_line(self.path / "resumed.jsonl", _line(environment))
         else:
@@ -96,10 +97,16 @@ class RunDir:
         return self._read("result")
 
     def recipe(self) -> dict[str, Any] | None:
-        return self._read("recipe")
+        found = self._read("recipe")
+        if found is not None and (format := found.pop("format", None)) != FORMAT:
+            raise ValueError(
+                f"{self.path} is a run's folder of format {format}, and this ssgd reads format {FORMAT}: use the ssgd"
+                " that wrote it, or choose another --out"
+            )
+        return found
 
     def vocabulary(self) -> str | None:
-        """The fingerprint of the words that a language model was trained on; of earlier versions, None."""
+        """The fingerprint of the words that a language model was trained on."""
         return (self._read("vocabulary") or {}).get("sha256")
 
     def keep_vocabulary(self, words: Iterable[str]) -> None:
@@ -126,7 +133,7 @@ class RunDir:
             raise ValueError(
                 f"{self.path} holds a run of another recipe:\n  "
                 + "\n  ".join(differing)
-                + "\nchoose another --out, or delete the folder to start anew"
+                + "\nchoose another --out, or delete the folder to start again"
             )
         return "resume" if self.result() is None else "finished"
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import clip_grad_norm_
 
 from ...core.batchnorm import RunningStatistics
 from ...core.gradients import present
 from ...core.point_optimizer import PointOptimizer
 from ...methods.registry import Method
-from .counters import BatchCounters
 from .kinds import Autocast, Objective
 
 
@@ -89,3 +90,33 @@ class Step:
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.opt.param_groups for p in group["params"]]
+
+
+class BatchCounters:
+    """Batch-norm counts its batches in a tensor a layer, a kernel each; this advances all of them in one kernel.
+
+    It holds the ``num_batches_tracked`` of all layers that average with a fixed momentum, and so never read it.
+    SyncBatchNorm insists on having its own.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        norms = [m for m in net.modules() if isinstance(m, _NormBase) and not isinstance(m, nn.SyncBatchNorm)]
+        self._counters: list[tuple[_NormBase, Tensor]] = []
+        for norm in norms:
+            if norm.momentum is not None and norm.num_batches_tracked is not None:
+                self._counters.append((norm, norm.num_batches_tracked))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Passes inside count nothing."""
+        for norm, _ in self._counters:
+            norm.num_batches_tracked = None
+        try:
+            yield
+        finally:
+            for norm, counter in self._counters:
+                norm.num_batches_tracked = counter
+
+    def add(self, passes: int) -> None:
+        if self._counters:
+            torch._foreach_add_([counter for _, counter in self._counters], passes)

@@ -36,7 +36,7 @@ def ctc_objective(
 def ctc_loss(log_probs: Tensor, frames: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
     """Returns the same for log-probabilities (T, B, C) that the model has returned."""
     if log_probs.is_cuda and has_kernels(log_probs.device):
-        from .ctc_kernels import ctc_losses
+        from ....kernels.ctc import ctc_losses
 
         return ctc_losses(log_probs, targets, frames, target_lengths).mean()
     losses = F.ctc_loss(log_probs, targets, frames, target_lengths, reduction="none", zero_infinity=True)

@@ -1,0 +1,143 @@
+"""A recipe's and its execution's fields on the command line: ``--key value``, ``--key=value`` and ``key=value``."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..core.checks import did_you_mean
+from ..lab.experiments import custom, get
+from ..lab.train.execution import Execution
+from ..lab.train.fields import as_text, types_of
+from ..lab.train.recipe import Recipe, setting_hint
+from ..lab.train.rundir import RunDir
+from ..methods import METHODS
+
+USAGE = "ssgd {} [RECIPE] [key=value | --key value …]"
+WORDS = "key=value works as well as --key value, and --no-key as key=no. method=split:0.15 gives name and level."
+GROUPS = {"recipe: what is trained": Recipe, "execution: how, without changing the result": Execution}
+
+
+def prepared(words: Sequence[str]) -> list[str]:
+    """The words as argparse takes them: ``key=value`` as ``--key=value``, and keys with hyphens."""
+    found: list[str] = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        is_value = found[-1:] == ["--vary"]  # which has the form key=A,B itself
+        if word.startswith("--") or (equals and not word.startswith("-") and not is_value):
+            key = "--" + key.removeprefix("--").replace("_", "-")
+        found.append(f"{key}{equals}{value}")
+    return found
+
+
+def add_fields(
+    parser: argparse.ArgumentParser, recipe: Recipe | None = None, execution: Execution | None = None
+) -> None:
+    """Adds an option for every field; ``options.changes`` collects them as ``key=value`` texts, in their order.
+
+    The help tells the values of ``recipe`` and ``execution`` as defaults.
+    """
+    name = parser.prog.split()[-1]
+    parser.usage = USAGE.format(name)
+    parser.epilog = WORDS
+    parser.set_defaults(changes=[])
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="A recipe by name, or a run's folder.")
+    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="Shows this help, with the values of the recipe.")
+    given: Any
+    for title, given in zip(GROUPS, (recipe or Recipe(), execution or Execution()), strict=True):
+        group = parser.add_argument_group(title)
+        for one in fields(given):
+            kind, value = types_of(type(given))[one.name], getattr(given, one.name)
+            option = f"--{one.name.replace('_', '-')}"
+            help = f"{one.metadata['help']} (default: {as_text(value) or 'none'})".replace("%", "%%")
+            if typing.get_origin(kind) is Mapping:
+                names = dict.fromkeys(setting.name for method in METHODS.values() for setting in method.settings[1:])
+                for place, inner in enumerate(names):
+                    group.add_argument(
+                        f"{option}.{inner.replace('_', '-')}",
+                        action=_Change,
+                        help=help if place == 0 else argparse.SUPPRESS,
+                        metavar="NUMBER",
+                    )
+            elif bool in (kind, *typing.get_args(kind)):
+                group.add_argument(option, action=_Change, nargs="?", const="yes", metavar="yes|no", help=help)
+                no = option.replace("--", "--no-", 1)
+                group.add_argument(no, action=_Change, nargs=0, const="no", dest=one.name, help=argparse.SUPPRESS)
+            else:
+                nargs: Any = "+" if typing.get_origin(kind) is tuple else None
+                choices = "|".join(one.metadata["allowed"].choices)
+                group.add_argument(option, action=_Change, nargs=nargs, metavar=choices or one.name.upper(), help=help)
+
+
+def chosen(options: argparse.Namespace, program: str) -> tuple[Recipe, Execution]:
+    """The recipe and the execution that the words say. Without a name they must give a model and a folder of images."""
+    recipe = _custom(options, program) if options.recipe is None else recipe_of(options.recipe)
+    if options.left:
+        raise ValueError(f"cannot use {options.left[0].removeprefix('--')!r}: {_advice(options, program)}")
+    about_execution = {field.name for field in fields(Execution)}
+    mine = [change.partition("=")[0] in about_execution for change in options.changes]
+    execution = Execution().with_changes(c for c, here in zip(options.changes, mine, strict=True) if here)
+    recipe = recipe.with_changes(c for c, here in zip(options.changes, mine, strict=True) if not here)
+    if options.recipe is None:
+        custom.check(recipe)
+    return recipe, execution
+
+
+def _advice(options: argparse.Namespace, program: str) -> str:
+    """What to write instead of the first word that is no field."""
+    first, *others = options.left
+    key, equals, text = first.removeprefix("--").partition("=")
+    if not first.startswith("--"):
+        return "write key=value, after the name of a recipe"
+    method = (value_of(options, "method") or "split").partition(":")[0]
+    hint = setting_hint(key, text if equals else "".join(others[:1]), {"method": method})
+    known = [one.name for kind in GROUPS.values() for one in fields(kind)]
+    return hint or did_you_mean(key.replace("-", "_"), known, f"`{program} --help` lists the fields")
+
+
+def _custom(options: argparse.Namespace, program: str) -> Recipe:
+    model, data = value_of(options, "model"), value_of(options, "data")
+    if model and data:
+        return custom.custom(model, data)
+    if model or data:
+        raise ValueError(f"{program} needs both or neither: --model package.module:function and --data FOLDER")
+    raise ValueError(
+        f"{program} needs the name of a recipe: `ssgd recipes` lists them, digits takes seconds. For your own model and"
+        " images give --model package.module:function --data FOLDER"
+    )
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe of that name, or of a run's folder."""
+    of_a_run = RunDir(name).recipe()
+    return get(name) if of_a_run is None else Recipe.from_json(of_a_run)
+
+
+def value_of(options: argparse.Namespace, key: str) -> str | None:
+    """The last value that a field is given."""
+    values = [change.partition("=")[2] for change in options.changes if change.startswith(f"{key}=")]
+    return values[-1] if values else None
+
+
+class _Change(argparse.Action):
+    """Collects ``key=value`` texts in ``options.changes``."""
+
+    def __call__(self, parser: Any, options: Any, values: Any, option: str | None = None) -> None:
+        text = self.const if values == [] else ",".join(values) if isinstance(values, list) else values
+        options.changes = [*options.changes, f"{self.dest}={text}"]
+
+
+class _Help(argparse.Action):
+    """Prints the help with the values of the recipe that is named."""
+
+    def __call__(self, parser: Any, options: Any, values: Any, option: str | None = None) -> None:
+        shown = argparse.ArgumentParser(prog=parser.prog, description=parser.description, add_help=False)
+        for action in parser._actions:
+            if not isinstance(action, _Help | _Change) and action.dest != "recipe":
+                shown._add_action(action)
+        add_fields(shown, recipe_of(options.recipe) if options.recipe else None)
+        shown.print_help()
+        parser.exit()

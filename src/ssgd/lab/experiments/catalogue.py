@@ -1,0 +1,105 @@
+"""All experiments by name, and every recipe by name; each is built when it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+
+from ..train.recipe import Recipe
+from . import figures, questions, tables
+from .cells import Cell, Experiment
+from .protocols import cifar, digits, tiny_imagenet10, utterances, words
+
+_makers: dict[str, Callable[[], Experiment]] = {  # in the paper's order, then our own
+    "fig2": figures.fig2,
+    "fig3": figures.fig3,
+    "fig4": figures.fig4,
+    "table1": tables.table1,
+    "fig5": figures.fig5,
+    "table2": tables.table2,
+    "table3": tables.table3,
+    "table4": tables.table4,
+    "fig6": figures.fig6,
+    "table5": tables.table5,
+    "fig7": figures.fig7,
+    "tableA1": tables.table_a1,
+    "tableA2": tables.table_a2,
+    "figA1": figures.fig_a1,
+    "figA2": figures.fig_a2,
+    "figA3": figures.fig_a3,
+    "figA4": figures.fig_a4,
+    "figA5": figures.fig_a5,
+    "figA6": figures.fig_a6,
+    "comparison": tables.comparison,
+    "baseline": questions.baseline,
+    "split": questions.split,
+    "noise_units": questions.noise_units,
+    "ablations": questions.ablations,
+    "equal_cost": questions.equal_cost,
+    "tune": questions.tune,
+    "front": questions.front,
+    "other_tasks": questions.other_tasks,
+}
+EXPERIMENTS = {name: cache(make) for name, make in _makers.items()}
+STARTERS: dict[str, Callable[[], Recipe]] = {
+    "digits": digits,
+    "words": words,
+    "utterances": utterances,
+    "cifar10": partial(cifar, "cifar10"),
+    "cifar100": cifar,
+    "tiny-imagenet10": tiny_imagenet10,
+}
+
+
+def experiment(name: str) -> Experiment:
+    """Returns the experiment of that name."""
+    if name not in EXPERIMENTS:
+        hint = _hint(name, EXPERIMENTS) or f"use one of {', '.join(EXPERIMENTS)}"
+        raise ValueError(f"no experiment called {name!r}: {hint}")
+    return EXPERIMENTS[name]()
+
+
+def experiments() -> list[Experiment]:
+    """Returns all of them."""
+    return [make() for make in EXPERIMENTS.values()]
+
+
+def get(name: str) -> Recipe:
+    """Returns the recipe of that name."""
+    if name in STARTERS:
+        return Cell(name, STARTERS[name]).recipe
+    mine = name.partition("/")[0]
+    first = [EXPERIMENTS[mine]] if mine in EXPERIMENTS else []  # the most likely, so that the others need not be made
+    for make in (*first, *EXPERIMENTS.values()):
+        for cell in _cells(make()):
+            if cell.name == name:
+                return cell.recipe
+    known = names()
+    raise ValueError(f"no recipe called {name!r}: {_hint(name, known) or f'`ssgd recipes` lists all {len(known)}'}")
+
+
+def names() -> list[str]:
+    """Returns the names of all recipes, without building one."""
+    every = (cell.name for one in experiments() for cell in _cells(one))
+    return list(dict.fromkeys((*STARTERS, *every)))
+
+
+def listing() -> str:
+    """Returns the names of all recipes under the experiments that they are of."""
+    lines = list(STARTERS)
+    known = names()[len(STARTERS) :]
+    folders = {name.partition("/")[0]: None for name in known}
+    for folder in folders:
+        lines.append(f"\n{folder}: {experiment(folder).subject}")
+        lines += [name for name in known if name.startswith(f"{folder}/")]
+    return "\n".join(lines)
+
+
+def _cells(one: Experiment) -> Iterator[Cell]:
+    return (cell for cell in (*one.cells, *one.also) if cell.make is not None)
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 3)
+    return f"did you mean {' or '.join(near)}?" if near else ""

@@ -1,0 +1,390 @@
+"""Our own questions as cells: weight decay, units of noise, split, ablations, equal cost, tuning, other tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...core.noise import paper_level
+from ..train.recipe import Recipe
+from .cells import Cell, Experiment, labelled
+from .figures import FEW
+from .protocols import BASE, BOTH, CIFAR, HALF, UNIFORM, cifar, ptb, speech, tiny_imagenet10
+from .tables import DATA, IMAGENET_LEVEL
+
+NAMES = {  # of methods, as readers know them; others are called what commands call them
+    "base": "SGD",
+    "base-2x": "SGD in twice the epochs",
+    "sgdr": "SGDR",
+    "both": "both signs",
+    "both-x2": "both signs, two pairs",
+    "both-sgdr": "both signs under SGDR",
+    "halves": "halves without noise",
+    "one-sided": "one-sided noise",
+    "one-sided-halves": "one-sided noise, a draw for each half",
+    "sam": "SAM",
+    "asam": "ASAM",
+}
+DECAYS = {"1e-4": 1e-4, "2e-4": 2e-4, "5e-4": 5e-4}
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # the paper's
+MIX, LAST = "75-25S-25S", "75-50-25S"  # two passes at SGD's cost, as in table 1
+LATE = "75-50S-50S"  # noise once the rate has fallen
+SPLIT = paper_level(0.26)  # 0.15: the best of tune's for ResNet20 on CIFAR-100, as are the rho of SAM and of ASAM
+Method = tuple[str, float | None, str]  # with its phases
+WHOLE = CIFAR["phases"]
+CONTENDERS: dict[str, Method] = {
+    "base": (*BASE, WHOLE),
+    "halves": ("halves", None, WHOLE),
+    "split-0.15": ("split", SPLIT, WHOLE),
+    "both-0.29": (*BOTH, WHOLE),  # the level of tables 1 and 2, whose runs count here
+    f"{MIX}-both-0.29": (*BOTH, MIX),
+    f"{LAST}-both-0.29": (*BOTH, LAST),
+    f"{LATE}-split-0.15": ("split", SPLIT, LATE),
+    "sam-0.05": ("sam", 0.05, WHOLE),
+    f"{LAST}-sam-0.05": ("sam", 0.05, LAST),
+    "asam-0.5": ("asam", 0.5, WHOLE),
+    "base-2x": ("base-2x", None, WHOLE),
+}
+TUNED: dict[str, tuple[str, str, tuple[float, ...]]] = {  # method, phases, and the levels or rho worth trying
+    "split": ("split", WHOLE, (paper_level(0.17), SPLIT, paper_level(0.43))),
+    "both": ("both", WHOLE, (paper_level(0.2), paper_level(0.3), HALF)),
+    f"{MIX}-both": ("both", MIX, (paper_level(0.3), HALF)),
+    f"{LAST}-both": ("both", LAST, (paper_level(0.3), HALF, paper_level(0.7))),
+    f"{LATE}-split": ("split", LATE, (SPLIT, paper_level(0.43))),
+    "sam": ("sam", WHOLE, (0.05, 0.1, 0.2)),
+    "asam": ("asam", WHOLE, (0.25, 0.5, 1.0)),
+}
+FRONT: dict[str, tuple[float | None, ...]] = {
+    "base": (None,),
+    "base-decay-2e-3": (None,),  # more decay is a rival of noise
+    "halves": (None,),
+    "split": (0.15, 0.25, 0.4),
+    "one-sided": (0.15, 0.25, 0.4),
+    "one-sided-halves": (0.15, 0.25, 0.4),
+    "both": (0.17, 0.29, 0.5),
+    "sam": (0.05, 0.1, 0.2),
+    "asam": (0.5, 1.0, 2.0),
+    "dropconnect": (None,),
+}
+HELD_OUT = 5000
+NETS: dict[str, dict[str, Any]] = {  # of ablations
+    "A": {},
+    "B": {"model": "resnet20-B"},
+    "A-2": {"devices": 2},
+    "A-tf": {"model": "resnet20-tf"},  # the paper trained with TensorFlow
+    "A-w": {"decayed": "weights"},  # as kernel regularisers have it
+}
+UNSEEN = (1, 2, 3, 4, 5)  # seeds that no tuning has seen
+
+
+def told(method: str, level: float | None = None, phases: str = "", also: str = "") -> str:
+    """Returns a method as readers know it, with its level and phases."""
+    inside = ", ".join(text for text in ("" if level is None else f"{level:.2g}", also) if text)
+    name = NAMES.get(method, method) + (f" ({inside})" if inside else "")
+    return f"{name}, {phases}" if "S" in phases else name
+
+
+def protocol(model: str, data: str, decay: float, *unusual: str) -> str:
+    return ", ".join((model, data, f"weight decay {decay:g}", *unusual))
+
+
+def baseline() -> Experiment:
+    paper = targets_of_sgd()
+    cells = (
+        Cell(
+            f"baseline/{data}/{decay}",
+            partial(cifar, data, weight_decay=value, seeds=(0, 1, 2)),
+            f"weight decay {value:g}",
+            data,
+            x=value,
+        )
+        for data in DATA.values()
+        for decay, value in DECAYS.items()
+    )
+    about = (
+        "The paper does not state its weight decay. Which one gives its SGD, "
+        f"{paper['cifar10']} % on CIFAR-10 and {paper['cifar100']} % on CIFAR-100? ResNet20, shortcut A, 175 epochs."
+    )
+    return Experiment("baseline", "The baseline", about, tuple(cells))
+
+
+def targets_of_sgd() -> dict[str, float]:
+    """Returns the paper's accuracy of ResNet20 by SGD on each data set."""
+    from .tables import targets
+
+    return dict(zip(DATA.values(), targets()["table2_cifar"]["ResNet20"]["SGD"], strict=True))
+
+
+def split() -> Experiment:
+    names = ("base", "halves", "split-0.15", f"{LATE}-split-0.15")
+    chosen = [cell for cell in equal_cost().cells if cell.name.rpartition("/")[2] in names]
+    chosen += [cell for cell in ablations().cells if "both" not in cell.name and cell.name.count("/A/5e-4/") == 0]
+    column = protocol("resnet20-A", "cifar100", 1e-4)
+    first = Cell("side-by-side/base", None, told(*BASE), column, scale=None)
+    halves = Cell("side-by-side/halves", None, told("halves"), column, base=first, scale=None)
+    last = Cell(
+        "side-by-side/split-0.15",
+        None,
+        told("split", 0.15, also="sphere"),
+        column,
+        base=first,
+        control=halves,
+        scale=None,
+    )
+    about = (
+        "One pass instead of two: +n on one half of the batch, −n on the other (split), against SGD, and against SGD "
+        "with batch-norm over half-batches and no noise (halves), on CIFAR. Seeds share initialisation and data order; "
+        "differences are those of common seeds."
+    )
+    note = (
+        "The rows at weight decay 1e-4 are of a script that has no recipe; today's command is ssgd compare cifar100 "
+        "--vary method=base,halves,split:0.15 distribution=sphere weight_decay=1e-4 seeds=0,1,2,3."
+    )
+    every = (*chosen, first, halves, last)
+    return Experiment("split", "Split", about, every, note=note)
+
+
+def noise_units() -> Experiment:
+    later: dict[str, Any] = {
+        "evaluate_every": 5,
+        "seeds": (1, 2, 3),
+    }  # three of equal_cost's: its SGD and its 0.29 count here
+    base = Cell("noise_units/base", partial(cifar, **later), told(*BASE))
+    cells = []
+    for distribution in (UNIFORM, "sphere"):
+        for a in LEVELS:
+            ratio = paper_level(a) if distribution == UNIFORM else a
+            cell = Cell(
+                f"noise_units/{distribution}/{ratio:.2g}",
+                partial(cifar, "cifar100", "resnet20", "both", ratio, distribution=distribution, **later),
+                f"level {ratio:.2g}",
+                distribution,
+                base=base,
+                x=a,
+                scale=FEW.get(a, "paper"),
+            )
+            cells.append(cell)
+    about = (
+        "Which reading of the paper's noise level a lies on its figure 3: the peak of uniform noise in units of the "
+        "layer's rms (uniform), a ratio ‖n‖ / ‖w‖ of a/√3, or that ratio itself (sphere)? ResNet20, CIFAR-100. "
+        "Batch-norm anew: its statistics gathered again for the clean weights, where a run tells it."
+    )
+    axes: dict[str, Any] = {"x": "the paper's level a", "y": "test accuracy, %"}
+    return Experiment("noise_units", "The units of noise", about, tuple(cells), also=(base,), **axes)
+
+
+def ablations() -> Experiment:
+    """The paper's nets fit the training images better than ours; batch-norm over half a batch alone lifts ours."""
+    cells = []
+    for net, changes in NETS.items():
+        for name, decay in DECAYS.items():
+            unusual = [f"{key} {value}" for key, value in changes.items() if key != "model"]
+            column = protocol(changes.get("model", "resnet20"), "cifar100", decay, *unusual)
+            base: Cell | None = None
+            for label in ("base", "split-0.15", "both-0.29"):
+                method, level, _ = CONTENDERS[label]
+                fields = {"method": method, "level": level, "weight_decay": decay, "seeds": (1, 2, 3), **changes}
+                make = partial(cifar, evaluate_every=5, **fields)
+                cell = Cell(f"ablations/{net}/{name}/{label}", make, told(method, level), column, base=base)
+                base = base or cell
+                cells.append(cell)
+    about = (
+        "The paper states neither its weight decay, nor what that is on, nor its shortcut (A pads with zeros, B "
+        "projects), nor how fast batch-norm's statistics move (tf: as in TensorFlow, with which the paper trained), "
+        "nor on how many devices, each with batch-norm of its own, a batch of 128 lay. Does what S-SGD brings over SGD "
+        "hang on them? "
+        "ResNet20, CIFAR-100. Seed 0, which tuning used, is left out."
+    )
+    return Experiment("ablations", "The setting", about, tuple(cells), unseen=True)
+
+
+def contender(folder: str, data: str, model: str, label: str, way: Method, **more: Any) -> Cell:
+    method, level, phases = way
+    fields = {"phases": phases, "evaluate_every": 5, "seeds": UNSEEN, **more}
+    make = partial(cifar, data, model, method, level, **fields)
+    scale = "paper" if model != "resnet20" else "smoke" if data == "cifar100" else "small"
+    column = protocol(model, data, CIFAR["weight_decay"])
+    return Cell(f"{folder}/{data}/{model}/{label}", make, told(*way), column, scale=scale)
+
+
+def equal_cost() -> Experiment:
+    """Judged on the test set, with seeds that no tuning has seen."""
+    cells: list[Cell] = []
+    for model in ("resnet20", "resnet56", "wrn28-2", "vgg16"):
+        for data in ("cifar100", "cifar10"):
+            known: dict[str, Cell] = {}
+            for label, way in CONTENDERS.items():
+                cell = contender("equal_cost", data, model, label, way)
+                halved = known.get("halves") if label == "split-0.15" else None
+                known[label] = replace(cell, base=known.get("base"), control=halved)
+            if model == "resnet20":  # table 1's others, whose runs count here
+                for phases in ("37S-25S-25S", "75-25S-50"):
+                    label = f"{phases}-both-0.29"
+                    cell = contender("equal_cost", data, model, label, (*BOTH, phases))
+                    known[label] = replace(cell, base=known["base"], scale=None)
+            cells += known.values()
+    about = (
+        "What a method costs, in passes over the data, and what it brings over SGD on the same seeds: mean of the "
+        "differences, 95 % interval of Student's t, and how many seeds gained. In brackets is the level of noise, "
+        f"{UNIFORM} unless another is named, or ρ. Seed 0, which tuning used, is left out."
+    )
+    return Experiment("equal_cost", "The price", about, tuple(cells), unseen=True)
+
+
+def tune() -> Experiment:
+    """Judged on training images held out, at a level or rho worth trying."""
+    ways: dict[str, Method] = {label: CONTENDERS[label] for label in ("base", "halves", "base-2x")}
+    first = set(ways)
+    for label, (method, phases, levels) in TUNED.items():
+        names = [f"{label}-{level:.2g}" for level in levels]
+        ways |= {name: (method, level, phases) for name, level in zip(names, levels, strict=True)}
+        first.add(names[0])
+    cells: list[Cell] = []
+    for model in ("resnet20", "resnet56", "wrn28-2", "vgg16"):
+        for data in ("cifar100", "cifar10"):
+            known: dict[str, Cell] = {}
+            for label, way in ways.items():
+                cell = contender("tune", data, model, label, way, held_out=HELD_OUT, seeds=(0,))
+                scale = "small" if cell.scale == "smoke" and label not in first else cell.scale
+                halved = known["halves"] if label.startswith("split") else None
+                known[label] = replace(cell, base=known.get("base"), control=halved, scale=scale)
+            cells += known.values()
+    about = "Noise level, and the ρ of SAM and ASAM alike, tried on training images held out."
+    return Experiment("tune", "Tuning", about, tuple(cells))
+
+
+def front() -> Experiment:
+    """A level of noise is its norm divided by that of the weights."""
+    known: dict[str, Cell] = {}
+    for label, levels in FRONT.items():
+        method, _, decay = label.partition("-decay-")
+        for level in levels:
+            noisy = method in ("split", "both", "one-sided", "one-sided-halves")
+            value = float(decay) if decay else CIFAR["weight_decay"]
+            fields = {"distribution": "sphere", "held_out": HELD_OUT, "weight_decay": value}
+            column = protocol("resnet20", "cifar100", value)
+            cell = Cell(
+                f"front/cifar100/resnet20/{labelled(label, level)}",
+                partial(cifar, "cifar100", "resnet20", method, level, evaluate_every=5, **fields),
+                told(method, 0.2 if method == "dropconnect" else level, also="sphere" if noisy else ""),
+                column,
+                base=None if decay else known.get("base"),
+                control=known["halves"] if label == "split" else None,
+            )
+            known[labelled(label, level)] = cell
+    about = (
+        "What does a level cost, and what does it bring? Each method at several levels, on training images held out."
+    )
+    return Experiment("front", "The front", about, tuple(known.values()))
+
+
+TASKS: dict[str, tuple[float, float, tuple[int, ...]]] = {  # the levels of both and of split, and the seeds
+    "ptb-large": (paper_level(0.9), HALF, (1,)),
+    "ptb-small": (paper_level(0.7), paper_level(0.4), (1, 2, 3)),
+    "an4": (HALF, paper_level(0.25), UNSEEN),
+    "connected-digits": (HALF, paper_level(0.25), (1, 2, 3)),
+    "tiny-imagenet10": (IMAGENET_LEVEL, IMAGENET_LEVEL, (1, 2, 3)),
+}
+STEM_EPOCHS = {"ptb-large": 29, "ptb-small": 30}
+LABELS = ("base", "both", "split", "both-half", "one-sided", "base-2x")
+FIGURES = {"test_perplexity": "perplexity", "test_wer": "WER, %", "test_accuracy": "accuracy, %"}
+
+
+def labels(task: str) -> tuple[str, ...]:
+    """Returns what is compared: of words not twice the epochs, since the rate falls from epoch to epoch."""
+    return LABELS[:-1] if task in STEM_EPOCHS else LABELS
+
+
+def task(name: str, label: str, **changes: Any) -> Recipe:
+    """Returns the recipe of a task under a label, with seeds that no tuning has seen."""
+    both, half, seeds = TASKS[name]
+    ways: dict[str, tuple[str, float | None]] = {
+        "both": ("both", both),
+        "both-half": ("both", both),
+        "split": ("split", half),
+        "one-sided": ("smoothout", half),
+        "base-2x": ("base-2x", None),
+    }
+    method = ways.get(label, BASE)
+    changes = {"seeds": seeds, **changes}
+    if name.startswith("ptb-"):
+        recipe = ptb(name.removeprefix("ptb-"), *method, **changes)
+    elif name == "tiny-imagenet10":
+        recipe = tiny_imagenet10(*method, **changes)
+    else:
+        recipe = speech(name, 190, *method, **changes)
+    if name in STEM_EPOCHS:
+        return replace(recipe, phases=_after_stem(name, label, int(recipe.phases)))
+    if label == "both-half":  # the same course of the learning rate in half the epochs
+        phases = "-".join(str(math.ceil(int(epochs) / 2)) for epochs in recipe.phases.split("-"))
+        return replace(recipe, phases=phases, warm_up=recipe.warm_up / 2)
+    return recipe
+
+
+def _after_stem(name: str, label: str, epochs: int) -> str:
+    """The rate falls from epoch to epoch as it did, so half the epochs end at a higher one."""
+    first = STEM_EPOCHS[name]
+    if label == "stem":
+        return str(first)
+    rest = epochs - first
+    return f"{first}-{rest // 2 if label == 'both-half' else rest}{'' if label == 'base' else 'S'}"
+
+
+def other_tasks() -> Experiment:
+    cells, stems = [], []
+    for name in TASKS:
+        found = list(_of_task(name))
+        cells += [cell for cell in found if not cell.name.endswith("/stem")]
+        stems += [cell for cell in found if cell.name.endswith("/stem")]
+    about = (
+        "Words, speech and ten classes of Tiny ImageNet: does S-SGD hold there, at the same epochs and at the same "
+        "cost? The base is SGD or Adam alone. Both signs in as many epochs come at twice its cost; split, a sign on "
+        "each half of the batch, and both signs in half the epochs at the base's; one-sided is split's noise with one "
+        "sign for the whole batch, at that cost too; the base in twice the epochs costs what both signs do. Of words "
+        "the first 29 of 55 epochs (small: 30 of 50) are SGD's for all, and the rest alone is doubled in cost or "
+        "halved. Of perplexity and word errors (WER) less is better, of accuracy more: a seed has gained where it is "
+        "better than the base's. Levels are of uniform noise. Drawn are gains, to the right where better, with "
+        "95 % intervals."
+    )
+    return Experiment(
+        "other_tasks", "Beyond CIFAR", about, tuple(cells), also=tuple(stems), base="base", stem="stem", unseen=True
+    )
+
+
+def _of_task(name: str) -> Iterator[Cell]:
+    both, half, _ = TASKS[name]
+    words = name in STEM_EPOCHS
+    metric = "test_perplexity" if words else "test_accuracy" if name == "tiny-imagenet10" else "test_wer"
+    column = f"{name}, {FIGURES[metric]}"
+    optimizer = "sgd" if words or name == "tiny-imagenet10" else "adam"
+    rows = {
+        "base": f"base ({optimizer})",
+        "both": f"both signs ({both:.2g})",
+        "split": f"split ({half:.2g})",
+        "both-half": f"both signs, ½ epochs ({both:.2g})",
+        "one-sided": f"one-sided ({half:.2g})",
+        "base-2x": f"base, 2× epochs ({optimizer})",
+    }
+    base: Cell | None = None
+    for label in labels(name):
+        cell = Cell(f"other_tasks/{name}/{label}", partial(task, name, label), rows[label], column, metric=metric)
+        yield (cell := replace(cell, base=base))
+        base = base or cell
+    if words:
+        yield Cell(f"other_tasks/{name}/stem", partial(task, name, "stem"))
+    if name == "an4":  # more epochs than it takes
+        longer, first = {"phases": "40-20", "seeds": (1,)}, None
+        for label in ("base", "split"):
+            cell = Cell(
+                f"other_tasks/an4/{label}-60-epochs",
+                partial(task, name, label, **longer),
+                f"{rows[label][:-1]}, 60 epochs)",
+                column,
+                metric=metric,
+                base=first,
+            )
+            first = first or cell
+            yield cell

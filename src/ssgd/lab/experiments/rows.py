@@ -1,0 +1,170 @@
+"""The rows of ``results/*.jsonl``, one a finished run, each found by what was trained.
+
+Rows are appended and never changed. Test accuracies with batch-norm's statistics gathered again stand in the rows or,
+of trainings whose rows had none yet, in ``results/recomputed-bn.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from ...files import append_line, explained, locked
+from ..train.recipe import Recipe
+from .cells import Cell
+from .identity import identity
+
+AGAIN = "test_accuracy_recomputed_bn"  # with batch-norm's statistics gathered again for the clean weights
+RECOMPUTED = "recomputed-bn.json"
+NEEDED = {"experiment": str, "model": str, "data": str, "method": str, "phases": str, "seed": int}
+FIGURES = ("accuracy", "perplexity", "wer", "cer")
+
+
+class Row(dict[str, Any]):
+    """One row; a row that lacks what every run has, or whose figures are not numbers, is refused."""
+
+    def __init__(self, found: object) -> None:
+        if not isinstance(found, dict):
+            raise ValueError("is not an object")
+        super().__init__(found)
+        for name, kind in NEEDED.items():
+            if not isinstance(self.get(name), kind) or isinstance(self[name], bool):
+                raise ValueError(f"has no {name}")
+        if not isinstance(self.get("recipe") or {}, dict):
+            raise ValueError("has a recipe that is not an object")
+        curves = self.get("curves") or {}
+        for curve in (self.get("curve") or [], *(curves.values() if isinstance(curves, dict) else [None])):
+            if not isinstance(curve, list) or not {*map(type, curve)} <= {int, float, type(None)}:
+                raise ValueError("has a curve that is not a list of numbers")
+        figures = [value for name, value in self.items() if name.endswith(FIGURES)]
+        if not (figures or self.get("diverged")) or not all(map(is_number, figures)):
+            raise ValueError("has no figure that is a number")
+
+    @property
+    def seed(self) -> int:
+        return int(self["seed"])
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss became nan or infinite; the row has no figures then."""
+        return "diverged" in self
+
+    def metric(self, name: str) -> float | None:
+        """Returns a figure; ``test_wer`` is also found as ``wer``."""
+        found = self.get(name, self.get(name.removeprefix("test_")))
+        return float(found) if is_number(found) else None
+
+    def curve(self, name: str) -> list[float | None]:
+        """Returns a figure after each epoch: ``test``, ``loss``, ``valid_cer``, …"""
+        found: list[float | None] = (
+            self.get("curve") if name == "test" else (self.get("curves") or {}).get(name)
+        ) or []
+        return found
+
+
+class Results:
+    """All rows below a folder, whichever experiment they were made for; ``skipped`` names the lines left out."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.rows: list[Row] = []
+        self.skipped: list[str] = []
+        self._of: defaultdict[str, list[Row]] = defaultdict(list)
+        self._read_all()
+
+    def check_place(self) -> None:
+        """Raises where rows cannot be written, before any training."""
+        with explained(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Reads the rows that other processes have added; inside, none of them adds one."""
+        with explained(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder):
+            for known in (self.rows, self.skipped, self._of):
+                known.clear()
+            self._read_all()
+            yield
+
+    def find(self, recipe: Recipe, seed: int, curve: bool = False) -> Row | None:
+        """Returns the row of this training with this seed, under any name; with its whole curve if need be."""
+        for row in self._of.get(identity(recipe), []):
+            same = row.seed == seed and recipe.precision in ("auto", row["recipe"].get("precision"))
+            if same and not (curve and None in (row.curve("test") or [None])):
+                return row
+        return None
+
+    def of(self, cell: Cell, unseen: bool = False) -> dict[int, Row]:
+        """Returns the rows of a cell by seed, each seed once, without seed 0 if it must be ``unseen``.
+
+        Of a training that was made twice the row made for this part of the paper counts, and rather one that did not
+        diverge.
+        """
+        part = f"{cell.name.partition('/')[0]}/"
+        known = self._of.get(cell.identity, [])
+        found: dict[int, Row] = {}
+        for row in sorted(known, key=lambda row: (row.diverged, not row["experiment"].startswith(part))):
+            if row.seed or not unseen:
+                found.setdefault(row.seed, row)
+        return {seed: found[seed] for seed in sorted(found)}
+
+    def has(self, row: Row) -> bool:
+        """Whether the run that this row is of has one already, under its own name."""
+        alike = self._of.get(identity(Recipe.from_json(row["recipe"])), [])
+        return any((other["experiment"], other.seed) == (row["experiment"], row.seed) for other in alike)
+
+    def append(self, experiment: str, row: Row) -> None:
+        """Adds a row to the file of an experiment; a line that a crash has left torn there is ended first."""
+        path = self.folder / f"{experiment}.jsonl"
+        with explained(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+        append_line(path, ("\n" if torn else "") + json.dumps(row))
+        self.take(row)
+
+    def _read_all(self) -> None:
+        for file in sorted(self.folder.glob("*.jsonl")):
+            for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
+                try:
+                    if line.strip():
+                        self.take(Row(json.loads(line)))
+                except (ValueError, TypeError) as problem:  # also json's and unicode's
+                    told = "is torn or not JSON" if type(problem) is not ValueError else str(problem)
+                    self.skipped.append(f"{file.name}, line {number}: {told}")
+        self._add_statistics()
+
+    def take(self, row: Row) -> None:
+        """Adds a row to those that are known, and to no file."""
+        key = identity(Recipe.from_json(row["recipe"])) if row.get("recipe") else row["experiment"]
+        self._of[key].append(row)
+        self.rows.append(row)
+
+    def _add_statistics(self) -> None:
+        file = self.folder / RECOMPUTED
+        if not file.exists():
+            return
+        try:
+            later = {
+                (one["experiment"], one["seed"], float(one["test_accuracy"])): float(one["recomputed"])
+                for one in json.loads(file.read_text())["rows"]
+            }
+        except (ValueError, KeyError, TypeError):
+            self.skipped.append(f"{RECOMPUTED}: is torn, or its rows lack something")
+            return
+        for row in self.rows:
+            found = later.get((row["experiment"], row.seed, row.metric("test_accuracy") or 0.0))
+            if found is not None:
+                row.setdefault(AGAIN, found)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100  # nan is not

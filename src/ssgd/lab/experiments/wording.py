@@ -1,0 +1,145 @@
+"""Plans and outcomes in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+from ..columns import in_columns
+from ..train.execution import Execution
+from ..train.kinds import figure
+from .catalogue import experiments
+from .cells import OURS, Experiment
+from .planning import Plan, Planned, device_name, expected_seconds, missing, plan
+from .rows import Results
+
+
+def listing(scale: str, results: Results, out: str | Path) -> str:
+    """Every experiment on a line, with how many of its runs are done."""
+    rows = [("name", "where", f"runs done ({scale})", "what it shows")]
+    for experiment in experiments():
+        found = plan(experiment, scale, results, out)
+        done = sum(run.row is not None for run in found.runs)
+        rows.append((experiment.name, experiment.part or OURS, f"{done} of {len(found.runs)}", experiment.subject))
+    return in_columns(rows)
+
+
+def of_plan(plan: Plan, results: Results, execution: Execution, limit: int | None = None) -> str:
+    """What there is to do and what it costs."""
+    experiment, todo = plan.experiment, plan.to_do
+    lines = [
+        f"{experiment.name} ({experiment.part or OURS}): {experiment.subject}",
+        f"scale {plan.scale}: {_size(plan)}",
+    ]
+    if experiment.before:
+        lines.append(f"note: {experiment.before}")
+    if results.skipped:
+        lines.append(f"note: {len(results.skipped)} lines of the results cannot be read ({results.skipped[0]} first)")
+    lines.append(f"{len(plan.runs)} runs, {len(plan.runs) - len(todo)} done, {len(todo)} to do")
+    if limit is not None and limit < len(todo):
+        todo = todo[:limit]
+        lines[-1] += f", {limit} of them now"
+    if cut := sum(run.begun > 0 for run in todo):
+        lines[-1] += f" ({cut} of which go on where they were cut)"
+    if todo:
+        lines += [f"cost: {_cost(todo)}", f"expected time: {_time(todo, results, execution)}"]
+    if plan.pictures:
+        assert experiment.picture is not None
+        files = ", ".join(f"{path}.npz" for path in plan.pictures.values())
+        lines.append(f"then the {experiment.picture.kind} from the solutions: {files}")
+    return "\n".join(lines)
+
+
+def in_all(plans: Sequence[Plan], results: Results, execution: Execution, limit: int | None = None) -> str:
+    """What several plans have to do together."""
+    runs = [run for _, run in missing(plans).values()]
+    line = f"in all: {len(runs)} to do, each training once"
+    if limit is not None and limit < len(runs):
+        runs = runs[:limit]
+        line += f", {limit} of them now"
+    if not runs:
+        return line
+    return f"{line}\ncost: {_cost(runs)}\nexpected time: {_time(runs, results, execution)}"
+
+
+def to_do(plans: Sequence[Plan], limit: int | None = None) -> str:
+    """The missing runs by recipe, for ``--only`` to choose from."""
+    rows: list[tuple[str, ...]] = [("to do", "seeds", "passes each")]
+    runs = [run for _, run in missing(plans).values()][:limit]
+    for name in dict.fromkeys(run.recipe.name for run in runs):
+        mine = [run for run in runs if run.recipe.name == name]
+        passes = dict.fromkeys(f"{run.left:g}" for run in mine)
+        rows.append((name, ", ".join(str(run.seed) for run in mine), ", ".join(passes)))
+    return in_columns(rows)
+
+
+def outcome(plan: Plan, results: Results) -> str:
+    """The last epoch's test figure over the seeds of each recipe that has rows."""
+    head = ("recipe", "seeds", "test", "passes")
+    rows: list[tuple[str, ...]] = [head]
+    for name in dict.fromkeys(run.recipe.name for run in plan.runs):
+        mine = [run for run in plan.runs if run.recipe.name == name]
+        values = [value for run in mine if run.row is not None and (value := figure(run.row)) is not None]
+        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+        test = f"{mean(values):.2f}{spread}" if values else "–"
+        if diverged := sum(run.row is not None and "diverged" in run.row for run in mine):
+            test = f"{test}, {diverged} diverged" if values else f"{diverged} diverged"
+        rows.append((name, f"{len(values)} of {len(mine)}", test, f"{mine[0].passes:g}"))
+    kept = results.folder / f"{plan.experiment.name}.jsonl"
+    lacking = [f"runs: {len(plan.to_do)}"] if plan.to_do else []
+    lacking += [f"{path}.npz" for path in plan.pictures.values()]
+    missing = f"still missing: {', '.join(lacking)}" if lacking else "nothing is missing"
+    return f"{in_columns(rows)}\n{missing}; new rows go to {kept}"
+
+
+def _size(plan: Plan) -> str:
+    """In what it is less than the paper's."""
+    if plan.scale == "smoke":
+        return "embedded data, tiny nets, an epoch a phase; no figure of it means anything"
+    of_paper, here = (_extent(plan.experiment, scale) for scale in ("paper", plan.scale))
+    if plan.scale == "paper":
+        return ", ".join(here)
+    told = (
+        mine + (f" (the paper's: {full})" if mine != full else "") for mine, full in zip(here, of_paper, strict=True)
+    )
+    return ", ".join(told)
+
+
+def _extent(experiment: Experiment, scale: str) -> tuple[str, str, str]:
+    recipes = experiment.recipes(scale)
+    counts = {len(recipe.seeds) for recipe in recipes}
+    epochs = {recipe.schedule.epochs for recipe in recipes}
+    return _counted({len(recipes)}, "recipe"), _counted(counts, "seed"), _counted(epochs, "epoch")
+
+
+def _counted(numbers: set[int], what: str) -> str:
+    low, high = min(numbers), max(numbers)
+    many = "s" if high > 1 else ""
+    return f"{low} {what}{many}" if low == high else f"{low} to {high} {what}{many}"
+
+
+def _cost(runs: Sequence[Planned]) -> str:
+    passes = f"{sum(run.left for run in runs):,.0f} passes over the data"
+    works = [run.work for run in runs]
+    known = [work for work in works if work is not None]
+    beyond = "" if len(known) == len(works) else ", and those of data whose size is not known"
+    return f"{passes}, {sum(known):.3g} samples forward and backward{beyond}"
+
+
+def _time(runs: Sequence[Planned], results: Results, execution: Execution) -> str:
+    device = device_name(execution)
+    at_once = min(execution.at_once, len(runs)) if execution.kind == "cuda" else 1
+    seconds, unknown = expected_seconds(runs, results.rows, device, at_once)
+    where = f"on {device}" + (f", {at_once} side by side" if at_once > 1 else "")
+    if not seconds:
+        return f"not known: no finished row {where} is of {' or '.join(sorted(unknown))}"
+    rest = f"; not known for {', '.join(sorted(unknown))}, of which there is no row {where}" if unknown else ""
+    return f"about {_duration(seconds)} {where}, by the rows there are{rest}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
