@@ -1,19 +1,23 @@
 """What is done wrong, or changes behind our back, is served right or told in a sentence: never silently different."""
 
+import inspect
 import warnings
 from collections import UserDict, deque, namedtuple
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
-from torch.optim import SGD
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ssgd import SSGD
 from ssgd.methods.plain import Plain
 from ssgd.methods.rwp import RWP
+from ssgd.methods.sam import SAM
 
-from .problems import mlp, vectors
+from .problems import mlp, same, vectors, weights
 
 
 def start(noise=0.3, **options):
@@ -206,3 +210,342 @@ def test_split_refuses_batches_that_cannot_be_cut(kind):
     }[kind]()
     with pytest.raises(TypeError, match=rf"cannot halve a {kind}.*split\(torch.arange\(n\)\) for n samples"):
         both(batch, torch.arange(4))
+
+
+def backward(model, x, y):
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    return loss
+
+
+BATCH = vectors(dtype=torch.float32)
+
+
+def test_points_without_a_backward_are_told_at_the_step():
+    model, opt = start()
+    before = weights(model)
+
+    def by_points():
+        for point in opt.points():
+            with point:
+                F.cross_entropy(model(BATCH[0]), BATCH[1])
+
+    def by_closure():
+        with torch.no_grad():  # which step() lifts for the closure
+            opt.step(lambda: F.cross_entropy(model(BATCH[0]), BATCH[1]))
+
+    def without_gradients():
+        with torch.no_grad():
+            by_points()
+
+    for run in (by_points, without_gradients, by_closure):
+        with pytest.warns(
+            UserWarning, match=r"no gradient came: run loss.backward\(\) inside `with point:`, or in the"
+        ):
+            run()
+            opt.step()
+    assert same(model, before)
+
+
+def test_points_under_no_grad_say_so():
+    model, opt = start()
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"does not require grad.*take the points outside of it"):
+        for point in opt.points():
+            with point:
+                backward(model, *BATCH)
+
+
+def test_a_forward_before_its_point_is_told():
+    model, opt = start()
+    with pytest.raises(RuntimeError, match=r"(?s)inplace operation.*the forward pass ran before its point was entered"):
+        for point in opt.points():
+            loss = F.cross_entropy(model(BATCH[0]), BATCH[1])
+            with point:
+                loss.backward()
+
+
+@pytest.mark.parametrize("early", ["loss", "output", "nothing"])
+def test_a_forward_before_its_point_is_told_of_a_single_layer_too(early):
+    """Its gradient needs no weight, so that autograd notices nothing."""
+    model = nn.Linear(5, 3)
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for point in opt.points():
+            out = model(BATCH[0])
+            loss = F.cross_entropy(out, BATCH[1])
+            with point:
+                if early == "output":
+                    loss = F.cross_entropy(out, BATCH[1])
+                point.loss = loss if early != "nothing" else F.cross_entropy(model(BATCH[0]), BATCH[1])
+                point.loss.backward()
+    assert len(told) == (0 if early == "nothing" else 2)
+    assert all("before its point was entered" in str(w.message) and w.filename == __file__ for w in told)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_an_evaluation_inside_a_point_is_told_where_the_model_stays_in_eval_mode(back):
+    model, _ = start()
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, model=model)
+    model.train(not back)
+    with pytest.warns(UserWarning, match=r"from train\(\) to eval\(\), or back, inside a point.*after the last point"):
+        for point in opt.points():
+            with point:
+                backward(model, *BATCH)
+                model.train(back)
+
+
+def test_a_model_without_the_optimizers_parameters_is_refused():
+    model, opt = start()
+    other = mlp()
+    for use in (lambda: SSGD(SGD(model.parameters(), lr=0.1), 0.3, model=other), lambda: opt.attach(other)):
+        with pytest.raises(ValueError, match="this Sequential has none of the parameters that the optimizer updates"):
+            use()
+    assert opt.model is None
+
+
+def test_a_level_set_on_the_optimizer_itself_is_refused():
+    model, opt = start()
+    with pytest.raises(AttributeError, match=r'for group in opt.param_groups: group\["noise"\] = 0.5'):
+        opt.noise = 0.5
+    climb = SAM(SGD(model.parameters(), lr=0.1), 0.05)
+    with pytest.raises(AttributeError, match=r'group\["rho"\] = 0.5'):
+        climb.rho = 0.5
+    assert not hasattr(opt, "noise") and opt.param_groups[0]["noise"] == 0.3
+
+
+def test_a_level_in_percent_is_refused():
+    model, opt = start()
+    for use in (lambda: SSGD(SGD(model.parameters(), lr=0.1), 20), lambda: next(opt.points())):
+        with pytest.raises(ValueError, match=r"\|\|n\|\| / \|\|w\|\|: 20 would drown the weights; 20 % is 0.2"):
+            opt.param_groups[0]["noise"] = 20
+            use()
+    SAM(SGD(model.parameters(), lr=0.1), 20)  # a length
+
+
+@pytest.mark.parametrize("knows", ["both", "first", "second"])
+def test_points_of_two_optimizers_that_average_the_same_gradients_are_refused(knows):
+    model, _ = start()
+    before = weights(model)
+    one, other = (
+        SSGD(SGD(part.parameters(), lr=0.1), 0.3, seed=seed, model=model if knows in ("both", name) else None)
+        for part, seed, name in ((model[0], 1, "first"), (model[2], 2, "second"))
+    )
+    with pytest.raises(RuntimeError, match=r"another optimizer's point is entered already.*leave out model= of both"):
+        for a, b in zip(one.points(), other.points(), strict=True):
+            with a, b:
+                backward(model, *BATCH)
+    assert same(model, before)
+    for opt in (one, other):  # one after the other
+        opt.zero_grad()
+        for point in opt.points():
+            with point:
+                backward(model, *BATCH)
+        opt.step()
+
+
+def test_the_noise_goes_on_where_the_base_steps_and_gradients_are_zeroed_in_place():
+    model, opt = start()
+    seen = []
+    for _ in range(3):
+        for point in opt.points():
+            with point:
+                seen.append(opt.param_groups[0]["noise_step"])
+                backward(model, *BATCH)
+        opt.base.step()
+        opt.base.zero_grad(set_to_none=False)
+    assert seen == [0, 0, 1, 1, 2, 2]
+    for point in opt.points():  # and accumulation is one step
+        with point:
+            seen.append(opt.param_groups[0]["noise_step"])
+            backward(model, *BATCH)
+    for point in opt.points():
+        with point:
+            seen.append(opt.param_groups[0]["noise_step"])
+            backward(model, *BATCH)
+    assert seen[6:] == [3, 3, 3, 3]
+
+
+def test_a_call_as_of_torchs_optimizers_shows_the_right_line():
+    model = mlp()
+    parameters = list(model.parameters())
+    for given in (parameters, iter(parameters), model.named_parameters(), [{"params": parameters}]):
+        with pytest.raises(TypeError) as told:
+            SSGD(given, lr=0.1, momentum=0.9, noise=0.2)
+        assert "\n    SSGD(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), noise=0.2)" in str(told.value)
+    with pytest.raises(TypeError, match=r"SAM\(AdamW\(model.parameters\(\), lr=0.001\), rho=0.1\)"):
+        SAM(AdamW, lr=0.001, rho=0.1)
+    with pytest.raises(TypeError, match=r"SSGD\(torch.optim.SGD\(model.parameters\(\), lr=0.1\), \.\.\.\)"):
+        SSGD(parameters, 0.2)
+    assert list(inspect.signature(SSGD).parameters)[:2] == ["base", "noise"]
+
+
+def test_complex_weights_are_served_whatever_their_shape():
+    parameters = [nn.Parameter(torch.randn(2, n, dtype=torch.complex64)) for n in (1, 3)]
+    opt = SSGD(SGD(parameters, lr=0.1), 0.1)
+    before = [p.detach().clone() for p in parameters]
+    moved = []
+    for point in opt.points():
+        with point:
+            moved.append([p.detach().clone() for p in parameters])
+            sum(p.abs().sum() for p in parameters).backward()
+    assert len(opt.selected) == 2 and same(before, [p.detach() for p in parameters])
+    for w, plus, minus in zip(before, *moved, strict=True):
+        assert torch.allclose((plus - w).norm() / w.norm(), torch.tensor(0.1))
+        assert torch.allclose(plus + minus, 2 * w)
+
+
+@pytest.mark.parametrize("distribution", ["sphere", "sign", "uniform"])
+@pytest.mark.parametrize("foreach", [None, False])
+def test_large_weights_in_half_precision_stay_finite_at_both_points(distribution, foreach):
+    w = nn.Parameter(torch.full((2, 3), 40_000.0, dtype=torch.float16))
+    opt = SSGD(SGD([w], lr=0.1), 0.1, distribution=distribution, foreach=foreach)
+    for point in opt.points():
+        with point:
+            assert bool(w.isfinite().all()) and bool((w != 40_000).any())
+            w.mean().backward()
+    assert bool((w == 40_000).all())
+
+
+@pytest.mark.parametrize("level", [0.3, 0.0])
+def test_a_step_inside_a_point_has_a_sentence_of_its_own(level):
+    model, opt = start(level)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match=r"step\(\) inside a point would see perturbed weights: leave the `with"):
+        for point in opt.points():
+            with point:
+                backward(model, *BATCH)
+                opt.step()
+    assert same(model, before)
+
+
+class Several(Optimizer):
+    """As heavyball's SplitOpt."""
+
+    def __init__(self, *inside):
+        self.optimizers = list(inside)
+        super().__init__([p for one in inside for group in one.param_groups for p in group["params"]], {})
+
+
+class Asks(SGD):
+    def step(self, closure):
+        with torch.enable_grad():
+            loss = closure()
+        super().step()
+        return loss
+
+
+def test_bases_that_hold_several_optimizers_or_need_a_closure_are_refused():
+    model = mlp()
+    parts = [SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]
+    with pytest.raises(TypeError, match=r"Several is an optimizer around another: .*of several, wrap each"):
+        SSGD(Several(*parts), 0.3)
+    with pytest.raises(TypeError, match=r"Asks.step\(\) needs a closure, which it calls at points of its own"):
+        SSGD(Asks(model.parameters(), lr=0.1), 0.3)
+
+
+def test_at_level_zero_parameters_of_one_dimension_are_the_base():
+    biases, others = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    opt, base = SSGD(SGD([biases], lr=0.1), 0.0), SGD([others], lr=0.1)
+    for point in opt.points():
+        with point:
+            biases.square().sum().backward()
+    others.square().sum().backward()
+    opt.step()
+    base.step()
+    assert torch.equal(biases, others)
+    SSGD(SGD([nn.Parameter(torch.ones(3))], lr=0.1), 0.0).state_dict()
+    opt.param_groups[0]["noise"] = 0.1
+    with pytest.raises(ValueError, match="nothing to perturb: no trainable tensor of two or more dimensions"):
+        next(opt.points())
+
+
+def test_lazy_layers_are_refused_until_they_have_weights():
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(ValueError, match="a lazy layer has no weights yet: run one batch through the model"):
+        SSGD(SGD(model.parameters(), lr=0.1), 0.3)
+    model(torch.ones(2, 5))
+    SSGD(SGD(model.parameters(), lr=0.1), 0.3)
+
+
+class Quantised(torch.Tensor):
+    """As torchao's weights of quantised training: of the operations it knows, none are those that noise needs."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype)
+
+    def __init__(self, values):
+        self.values = values
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return cls(func(args[0].values))
+        raise NotImplementedError(f"{func} is not there")
+
+
+def test_quantised_weights_are_refused_by_name():
+    parameters = [nn.Parameter(Quantised(torch.ones(2, 2))), nn.Parameter(torch.ones(2, 2))]
+    with pytest.raises(TypeError, match=r"weights of class Quantised, .* leave them out by perturb=select\(model, whe"):
+        SSGD(SGD(parameters, lr=0.1), 0.3)
+    SSGD(SGD(parameters, lr=0.1), 0.3, perturb=parameters[1:])
+
+
+# --- what hooks see ---------------------------------------------------------------------------------------------------
+
+
+def test_a_post_accumulate_hook_sees_the_gradient_of_one_pass():
+    """What it makes of each enters the mean: clamped at 0.01 in each, it stays so."""
+    model, opt = start()
+    seen = []
+
+    def clamp(p):
+        seen.append(p.grad.abs().max().item())
+        p.grad.clamp_(-0.01, 0.01)
+
+    model[0].weight.register_post_accumulate_grad_hook(clamp)
+    alone = []
+    for point in opt.points():
+        with point:
+            (g,) = torch.autograd.grad(F.cross_entropy(model(BATCH[0]), BATCH[1]), [model[0].weight])
+            alone.append(g)
+            backward(model, *BATCH)
+    assert seen == [g.abs().max().item() for g in alone]
+    assert torch.allclose(model[0].weight.grad, sum(g.clamp(-0.01, 0.01) for g in alone) / 2)
+
+
+@pytest.mark.parametrize("level", [0.3, 0.0])
+def test_global_step_hooks_run_once_a_step(level):
+    model, opt = start(level)
+    seen = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda *_: seen.append("before")),
+        register_optimizer_step_post_hook(lambda *_: seen.append("after")),
+    ]
+    try:
+        for point in opt.points():
+            with point:
+                backward(model, *BATCH)
+        opt.step()
+        opt.step(lambda: backward(model, *BATCH))
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert seen == ["before", "after"] * 2
+
+
+def test_a_gradient_assigned_inside_a_point_is_that_points():
+    model, opt = start()
+    for point in opt.points():
+        with point:
+            gradients = torch.autograd.grad(F.cross_entropy(model(BATCH[0]), BATCH[1]), list(model.parameters()))
+            for p, g in zip(model.parameters(), gradients, strict=True):
+                p.grad = g
+    by_hand = [p.grad for p in model.parameters()]
+    opt.zero_grad()
+    opt.param_groups[0]["noise_step"] = 0
+    for point in opt.points():
+        with point:
+            backward(model, *BATCH)
+    assert same(by_hand, [p.grad for p in model.parameters()])

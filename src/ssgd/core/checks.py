@@ -61,8 +61,8 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
     needed = [p for p in list(inspect.signature(type(base).step).parameters.values())[1:] if p.default is p.empty]
     if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in needed):
         raise TypeError(
-            f"{type(base).__name__}.step() needs a closure, which it calls at points of its own: use a base whose step() "
-            "takes the gradient it finds"
+            f"{type(base).__name__}.step() needs a closure, which it calls at points of its own: use a base that takes "
+            "the gradients it finds"
         )
     if any(isinstance(p, UninitializedParameter) for group in base.param_groups for p in group["params"]):
         raise ValueError("a lazy layer has no weights yet: run one batch through the model, then make the optimizer")
@@ -70,7 +70,8 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
     theirs, own = ({id(p) for one in opts for g in one.param_groups for p in g["params"]} for opts in (held, [base]))
     if isinstance(getattr(type(base), "param_groups", None), property) or theirs & own:
         raise TypeError(
-            f"{type(base).__name__} is an optimizer around another: wrap the one inside it, and give it the result"
+            f"{type(base).__name__} is an optimizer around another: wrap the one inside it, and give it the result; of "
+            "several, wrap each, and take their points together"
         )
     if shared := [key for key in own_keys if key in base.defaults]:  # as Adadelta has a rho
         raise TypeError(
@@ -125,7 +126,7 @@ def check_level(level: object, meaning: str = RATIO) -> None:
         level = level.item()
     if isinstance(level, bool) or not isinstance(level, Real) or not math.isfinite(level) or level < 0:
         raise ValueError(f"{meaning}: a finite number of at least 0, not {level!r}")
-    if level > LARGEST and meaning == RATIO:
+    if float(level) > LARGEST and meaning == RATIO:
         raise ValueError(f"{meaning}: {level!r} would drown the weights; {level!r} % is {float(level) / 100:g}")
 
 
@@ -135,6 +136,22 @@ def check_chosen(perturb: Iterable[Tensor] | None, parameters: Iterable[Tensor])
         raise TypeError('perturb is a list of tensors, not of names: select(model, "conv") and the like make one')
     if any(id(p) not in known for p in perturb):
         raise ValueError("perturb names a tensor that is in none of the base optimizer's parameter groups")
+
+
+@torch.no_grad()
+def check_movable(weights: Iterable[Tensor]) -> None:
+    """Refuse weights of a class of their own, such as quantised ones, that lacks what noise needs."""
+    for p in weights:
+        if type(p) not in (Tensor, nn.Parameter):
+            try:
+                copy = p.detach().clone()
+                torch._foreach_norm([copy])
+                copy.add_(copy)
+            except (NotImplementedError, RuntimeError, TypeError) as problem:
+                raise TypeError(
+                    f"weights of class {type(p).__name__}, as of quantised training, cannot be moved by noise: leave "
+                    f"them out by perturb=select(model, where=...). {problem}"
+                ) from problem
 
 
 def warn_of_reduction(loss: object, half: object, reduction: str) -> None:

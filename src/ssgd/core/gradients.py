@@ -53,7 +53,7 @@ class MeanGradient:
         if len(now) != len(self._before):
             return True
         return any(
-            ref() is not g or version != version(g) for (ref, version), g in zip(self._before, now, strict=True)
+            ref() is not g or version != version_of(g) for (ref, version), g in zip(self._before, now, strict=True)
         )
 
     def there(self) -> bool:
@@ -121,7 +121,7 @@ class MeanGradient:
 
     def look(self) -> None:
         """Note what there is now."""
-        self._before = [(TensorWeakRef(g), version(g)) for p in self.all if (g := p.grad) is not None]
+        self._before = [(TensorWeakRef(g), version_of(g)) for p in self.all if (g := p.grad) is not None]
 
     @torch.no_grad()
     def _take(self, share: float, moved: bool) -> None:
@@ -208,6 +208,6 @@ def all_finite(parameters: Sequence[Tensor], shardings: Iterable[Sharding]) -> T
     return bad == 0
 
 
-def version(gradient: Tensor) -> int:
+def version_of(gradient: Tensor) -> int:
     """How often the tensor was written to, and its part here where it is sharded."""
     return gradient._version + (local(gradient)._version if type(gradient) is not Tensor else 0)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._autograd import _get_sequence_nr
 
 from . import random_state
 from .batchnorm import RunningStatistics
-from .gradients import MeanGradient, clear, version
+from .gradients import MeanGradient, clear, version_of
 from .parallel import no_sync, reduce_gradients, reshard, sharded_modules, unwrap_ddp
 from .weights import MovingWeights
 
@@ -36,7 +37,7 @@ IN_ANOTHER = (
     "points of two optimizers at once, leave out model= of both, and give each parameters of its own"
 )
 MODE = (
-    "the model went from train() to eval(), or back, inside a point, as for an evaluation at perturbed weights: evaluate "
+    "the model went from train() to eval(), or back, inside a point, as for an evaluation at moved weights: evaluate "
     "after the last point"
 )
 UNDONE = (
@@ -152,7 +153,7 @@ class Passes:
         self._parameters = parameters
         self._model = model
         self._watched: tuple[Tensor, int] | None = None  # a trained weight and its version after the last point
-        self._left = torch.autograd._get_sequence_nr()  # where autograd had come when the last point was left
+        self._left = _get_sequence_nr()  # where autograd had come when the last point was left
         self._statistics = statistics
         self._same_rng = same_rng
         self._ddp = unwrap_ddp(model)
@@ -193,7 +194,7 @@ class Passes:
             self.route.enter(point.index)
             self._written = self._weights.writes() if self._weights is not None else ()
             self._trains = self._model is not None and self._model.training
-            self._entered = torch.autograd._get_sequence_nr()
+            self._entered = _get_sequence_nr()
             if self._same_rng:
                 self._repeat_random_state(point.index)
             if self._ddp is None or self.route.reduce_every_pass:
@@ -222,11 +223,11 @@ class Passes:
                 reshard(self._sharded)
             self.gradients.end(point.index, moved=point.sign != 0)
             self._statistics.after(point.index, len(self.points))
-            self._left = torch.autograd._get_sequence_nr()
+            self._left = _get_sequence_nr()
             last = point is self.points[-1]
             if last:
                 self._check_arrival()
-                self._watched = next(((p, version(p)) for p in self._parameters if p.grad is not None), None)
+                self._watched = next(((p, version_of(p)) for p in self._parameters if p.grad is not None), None)
                 self.route.release()
             self.done += 1
             self.stage = Stage.DONE if last else Stage.BETWEEN
@@ -241,7 +242,7 @@ class Passes:
 
     def stepped(self) -> bool:
         """Whether the weights were written to since the last point, as ``base.step()`` does."""
-        return self._watched is not None and version(self._watched[0]) != self._watched[1]
+        return self._watched is not None and version_of(self._watched[0]) != self._watched[1]
 
     def close(self) -> None:
         """End the batch. An iterator that is dropped later finds nothing left to do, and disturbs no other batch."""
@@ -262,11 +263,10 @@ class Passes:
         self.stage = Stage.DROPPED
 
     def _check_alone(self) -> None:
-        if len(_inside):
-            others = [passes for ref in list(_inside.values()) if (passes := ref()) and passes.stage is Stage.INSIDE]
-            own = set(map(id, self.gradients.all)) if others else set()
-            if any(id(p) in own for other in others for p in other.gradients.all):
-                raise RuntimeError(IN_ANOTHER)
+        others = [other for ref in list(_inside.values()) if (other := ref()) and other.stage is Stage.INSIDE]
+        own = set(map(id, self.gradients.all)) if others else set()
+        if any(id(p) in own for other in others for p in other.gradients.all):
+            raise RuntimeError(IN_ANOTHER)
 
     def _begin_under_ddp(self, ddp: DistributedDataParallel, point: Point) -> None:
         """The last pass reduces the sum of all: one all-reduce a step."""
