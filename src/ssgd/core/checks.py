@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
 from numbers import Integral, Real
@@ -16,7 +15,6 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-RATIO = "the noise level is ||n|| / ||w||"
 LARGEST = 5  # level that is no mistake
 FSDP1 = (
     "FullyShardedDataParallel keeps the weights flat, and layers cannot be told apart: use FSDP2, "
@@ -35,12 +33,13 @@ def check_call(kind: type, base: object, settings: Mapping[str, object]) -> None
         return
     name = base.__name__ if isinstance(base, type) else "torch.optim.SGD"
     known = inspect.signature(kind).parameters
-    theirs = {key: value for key, value in settings.items() if key not in known} or {"lr": 0.1}
-    own = {key: value for key, value in settings.items() if key in known}
-    theirs_shown, own_shown = (", ".join(f"{key}={value!r}" for key, value in part.items()) for part in (theirs, own))
+    own, theirs = (
+        ", ".join(f"{k}={v!r}" for k, v in settings.items() if (k in known) is mine) for mine in (True, False)
+    )
+    around = f"{name}(model.parameters(), {theirs or 'lr=0.1'})"
     raise TypeError(
-        f"{kind.__name__} wraps an optimizer: pass an optimizer instance, such as {name}(model.parameters(), "
-        f"{theirs_shown}):\n    {kind.__name__}({name}(model.parameters(), {theirs_shown}), {own_shown or '...'})"
+        f"{kind.__name__} wraps an optimizer: pass an optimizer instance, such as {around}:\n"
+        f"    {kind.__name__}({around}, {own or '...'})"
     )
 
 
@@ -116,7 +115,7 @@ def check_count(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
-def check_level(level: object, meaning: str = RATIO) -> None:
+def check_level(level: object, meaning: str = "the noise level is ||n|| / ||w||") -> None:
     """A level on a device is taken as it is: looking at it would make the host wait."""
     if isinstance(level, Tensor):
         if level.numel() != 1:
@@ -126,7 +125,7 @@ def check_level(level: object, meaning: str = RATIO) -> None:
         level = level.item()
     if isinstance(level, bool) or not isinstance(level, Real) or not math.isfinite(level) or level < 0:
         raise ValueError(f"{meaning}: a finite number of at least 0, not {level!r}")
-    if float(level) > LARGEST and meaning == RATIO:
+    if float(level) > LARGEST and "||w||" in meaning:
         raise ValueError(f"{meaning}: {level!r} would drown the weights; {level!r} % is {float(level) / 100:g}")
 
 
@@ -152,21 +151,6 @@ def check_movable(weights: Iterable[Tensor]) -> None:
                     f"weights of class {type(p).__name__}, as of quantised training, cannot be moved by noise: leave "
                     f"them out by perturb=select(model, where=...). {problem}"
                 ) from problem
-
-
-def warn_of_reduction(loss: object, half: object, reduction: str) -> None:
-    """Where autograd's graph tells that the loss of a half is a sum, or a mean, and the other was asked for."""
-    node: Any = getattr(loss, "grad_fn", None)
-    found = {1: "mean", 2: "sum"}.get(getattr(node, "_saved_reduction", 0))
-    if type(node).__name__ == "SumBackward0":
-        lengths = {leaf.shape[0] for leaf in tree_leaves(half) if isinstance(leaf, Tensor) and leaf.dim()}
-        found = "sum" if lengths & {*node._saved_self_sym_sizes[:1]} else None
-    if found not in (None, reduction):
-        warnings.warn(
-            f"the loss is a {found} over the samples of a half: call split(..., reduction={found!r}), or the gradient "
-            "is not that of the whole batch",
-            stacklevel=3,
-        )
 
 
 def check_seed(seed: int | None) -> int:

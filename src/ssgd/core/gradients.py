@@ -56,6 +56,7 @@ class MeanGradient:
             ref() is not g or version != version_of(g) for (ref, version), g in zip(self._before, now, strict=True)
         )
 
+    @property
     def there(self) -> bool:
         """Whether there is any gradient."""
         return any([p.grad is not None for p in self.all])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import UserDict, deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Mapping, MutableMapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 BY_INDEX = "call split(torch.arange(n)) for n samples, and take each half of them by its indices"
+TWOFOLD = (
+    "split() cannot tell whether a list here has one entry a sample, or a column of all samples in each: give columns "
+    f"as arguments, split(*batch), or in a tuple; for samples, {BY_INDEX}"
+)
 
 
 def batch_size(batch: Any) -> int:
@@ -21,20 +25,15 @@ def batch_size(batch: Any) -> int:
     columns = top or _may_have_entries(batch)
     lists = [found for part in (batch if columns else [batch]) for found in _lists(part)]
     lists += [batch] if columns and not top else []
-    sizes = {t.shape[0] for t in _tensors(batch) if t.dim()} | {len(found) for found in lists}
+    sizes = _first_dimensions(batch) | {len(found) for found in lists}
     fitting = [size for size in sorted(sizes) if _fits(batch, size, top)]
     lengths = {len(found) for found in lists}
-    of_dicts = any(isinstance(found[0], Mapping) for found in lists)
-    if top and of_dicts and len(lists) > 1 and len(lengths) == 1:
-        fitting = [size for size in fitting if size in lengths]  # images and the boxes in each: columns are no dicts
+    if top and len({isinstance(found[0], Mapping) for found in lists}) == 2 and len(lengths) == 1:
+        fitting = [size for size in fitting if size in lengths] or fitting  # images, and a dict of boxes for each
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        raise TypeError(
-            f"split() cannot tell whether these are {' or '.join(map(str, fitting))} samples: a list may have one "
-            "entry a sample, or a column of all samples in each. Give columns as arguments, split(*batch), or in "
-            f"a tuple; for samples, {BY_INDEX}"
-        )
+        raise TypeError(TWOFOLD)
     for leaf in pytree.tree_leaves(batch):
         _check_leaf(leaf, 0)
     if not sizes:
@@ -59,6 +58,21 @@ def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]]:
     return (one, first / size), (other, (size - first) / size)
 
 
+def warn_of_reduction(loss: object, half: object, reduction: str) -> None:
+    """Where autograd's graph tells that the loss of a half is a sum, or a mean, and the other was asked for."""
+    node: Any = getattr(loss, "grad_fn", None)
+    found = {1: "mean", 2: "sum"}.get(getattr(node, "_saved_reduction", 0))
+    if type(node).__name__ == "SumBackward0":
+        lengths = {leaf.shape[0] for leaf in pytree.tree_leaves(half) if isinstance(leaf, Tensor) and leaf.dim()}
+        found = "sum" if lengths & {*node._saved_self_sym_sizes[:1]} else None
+    if found not in (None, reduction):
+        warnings.warn(
+            f"split() was given reduction={reduction!r}, and the loss of a half is a {found} over its samples: call "
+            f"split(..., reduction={found!r}), or the gradient is not that of the whole batch",
+            stacklevel=3,
+        )
+
+
 def _cut(part: Any, size: int, top: bool = False) -> tuple[Any, Any]:
     first = (size + 1) // 2
     if isinstance(part, Tensor):
@@ -69,10 +83,7 @@ def _cut(part: Any, size: int, top: bool = False) -> tuple[Any, Any]:
         return one, other
     if not top and _may_have_entries(part) and len(part) == size:
         if isinstance(part[0], Tensor) and part[0].dim() and _fits([*part], size, top=True):
-            raise TypeError(
-                f"split() cannot tell whether a list of {size} tensors with {size} entries each has a tensor for each "
-                f"sample: give columns as arguments of their own; for samples, {BY_INDEX}"
-            )
+            raise TypeError(TWOFOLD)
         return _like(part, [*part][:first]), _like(part, [*part][first:])
     opened = _opened(part)
     if opened is None:
@@ -93,22 +104,19 @@ def _fits(part: Any, size: int, top: bool = False) -> bool:
     return opened is None or all([_fits(inside, size) for inside in opened[0]])
 
 
-def _tensors(part: Any) -> Iterator[Tensor]:
-    opened = _opened(part)
-    for inside in opened[0] if opened else []:
-        yield from _tensors(inside)
+def _first_dimensions(part: Any) -> set[int]:
     if isinstance(part, Tensor):
-        yield part
-
-
-def _lists(part: Any) -> Iterator[Any]:
-    """The outermost that may have one entry a sample."""
+        return set(part.shape[:1])
     opened = _opened(part)
+    return {size for inside in opened[0] for size in _first_dimensions(inside)} if opened else set()
+
+
+def _lists(part: Any) -> list[Any]:
+    """The outermost that may have one entry a sample."""
     if _may_have_entries(part):
-        yield part
-    elif opened:
-        for inside in opened[0]:
-            yield from _lists(inside)
+        return [part]
+    opened = _opened(part)
+    return [found for inside in opened[0] for found in _lists(inside)] if opened else []
 
 
 def _may_have_entries(part: Any) -> bool:
@@ -123,30 +131,14 @@ def _may_have_entries(part: Any) -> bool:
 
 def _opened(part: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     """What a container holds, and how to make one of its kind of other things; None where it is none."""
-    if isinstance(part, PackedSequence):
-        raise TypeError(f"split() cannot halve a PackedSequence: pack inside the points, or {BY_INDEX}")
     if isinstance(part, UserDict):  # such as Hugging Face's BatchEncoding, with the tokens beside its data
-
-        def encoding(held: list[Any]) -> Any:
-            new = copy.copy(part)
-            vars(new).update(held[0])
-            return new
-
-        return [dict(vars(part))], encoding
+        return [dict(vars(part))], lambda held: _changed(part, lambda new: vars(new).update(held[0]))
     held, structure = pytree.tree_flatten(part, is_leaf=lambda inside: inside is not part)
     if not structure.is_leaf():
         return held, lambda held: pytree.tree_unflatten(held, structure)
-    if isinstance(part, Mapping):
-
-        def mapping(held: list[Any]) -> Any:
-            items = dict(zip(part, held, strict=True))
-            if not isinstance(part, MutableMapping):
-                return type(part)(items)  # type: ignore[call-arg]
-            new = copy.copy(part)
-            new.update(items)
-            return new
-
-        return list(part.values()), mapping
+    if isinstance(part, MutableMapping):
+        keys = list(part)
+        return list(part.values()), lambda held: _changed(part, lambda new: new.update(zip(keys, held, strict=True)))
     return (list(part), lambda held: _like(part, held)) if isinstance(part, list | tuple) else None
 
 
@@ -154,12 +146,15 @@ def _like(part: Any, entries: list[Any]) -> Any:
     """A list or tuple with these entries, of the same class and with its attributes."""
     _check_leaf(part, 0)
     if isinstance(part, tuple):
-        new: Any = tuple.__new__(type(part), entries)
+        new = tuple.__new__(type(part), entries)
         getattr(new, "__dict__", {}).update(getattr(part, "__dict__", {}))
         return new
+    return _changed(part, lambda new: (new.clear(), new.extend(entries)))
+
+
+def _changed(part: Any, change: Callable[[Any], object]) -> Any:
     new = copy.copy(part)
-    new.clear()
-    new.extend(entries)
+    change(new)
     return new
 
 
@@ -169,7 +164,7 @@ def _check_leaf(leaf: Any, size: int) -> None:
         return
     names = {name for kind in type(leaf).__mro__ for name in kind.__dict__.get("__slots__", ())}
     slots = {name: getattr(leaf, name, None) for name in names}
-    own = list(leaf) if isinstance(leaf, Set) else []
+    own = list(leaf.values() if isinstance(leaf, Mapping) else leaf) if isinstance(leaf, Mapping | Set) else []
     inside = pytree.tree_leaves([slots, dict(getattr(leaf, "__dict__", {})), own])
     if any(isinstance(value, Tensor) for value in inside) or getattr(leaf, "ndim", 0) != 0 or 0 < len(own) == size:
         raise TypeError(

@@ -26,20 +26,11 @@ if TYPE_CHECKING:
 LATE = (
     "a backward() ran after its point was left, or gradients were changed there: call backward() inside `with point:`"
 )
-NOTHING = (
-    "step() after points in which no gradient came: run loss.backward() inside `with point:`, or in the closure, and "
-    "take the points outside of torch.no_grad()"
-)
+NOTHING = "step() after points without a gradient: run loss.backward() inside `with point:`, outside of torch.no_grad()"
 EARLY = "the forward pass ran before its point was entered, at other weights: run it inside `with point:`"
 NO_GRAD = "there are no gradients under torch.no_grad() or inference_mode(): take the points outside of it"
-IN_ANOTHER = (
-    "another optimizer's point is entered already, and both would average the gradients of the same parameters: for "
-    "points of two optimizers at once, leave out model= of both, and give each parameters of its own"
-)
-MODE = (
-    "the model went from train() to eval(), or back, inside a point, as for an evaluation at moved weights: evaluate "
-    "after the last point"
-)
+IN_ANOTHER = "another optimizer is inside a point and averages the same gradients: leave out model= of both optimizers"
+MODE = "the model went from train() to eval(), or back, inside a point: evaluate at clean weights, after the last point"
 UNDONE = (
     "something wrote to the weights inside a point, such as a layer that sets them from its first batch, "
     "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write outside the "

@@ -14,19 +14,9 @@ from torch.optim import Optimizer
 
 from . import random_state
 from .batchnorm import RunningStatistics, check_policy
-from .checks import (
-    RATIO,
-    check_base,
-    check_call,
-    check_choice,
-    check_closure,
-    check_count,
-    check_level,
-    check_model,
-    warn_of_reduction,
-)
+from .checks import check_base, check_call, check_choice, check_closure, check_count, check_level, check_model
 from .gradients import all_finite
-from .halves import halves
+from .halves import halves, warn_of_reduction
 from .parallel import sharding
 from .passes import LATE, NOTHING, Passes, Point, Route, Stage
 from .weights import Level, NoisyWeights
@@ -38,7 +28,7 @@ class Rule:
     """How one method differs from another: what it keeps in each parameter group, and its route through a batch."""
 
     keys: Mapping[str, Any] = {}  # of every parameter group, with their first values; the level comes first
-    level_is = RATIO  # for errors
+    level_is = "the noise level is ||n|| / ||w||"  # for errors
     saved_as: tuple[str, ...] = ()  # top-level keys of state_dict() that are the rule's own
     has_noise = False
     no_split = "there is no split()"  # why, where halves() gives nothing
@@ -105,12 +95,10 @@ class InGroups:
         self.name = name
 
     def __get__(self, opt: object, kind: type | None = None) -> Any:
-        raise AttributeError(f'the level is in the parameter groups: opt.param_groups[i]["{self.name}"]')
+        raise AttributeError(f'the level is a key of each group: opt.param_groups[0]["{self.name}"]')
 
     def __set__(self, opt: object, value: object) -> None:
-        raise AttributeError(
-            f'the level is in the parameter groups: for group in opt.param_groups: group["{self.name}"] = {value!r}'
-        )
+        raise AttributeError(f'the level is a key of each group: opt.param_groups[0]["{self.name}"] = {value!r}')
 
 
 class PointOptimizer(Optimizer):
@@ -226,7 +214,7 @@ class PointOptimizer(Optimizer):
             raise RuntimeError("an exception cut the batch short and its gradients were dropped: skip this step()")
         elif passes.gradients.came_late and not self.rule.is_off(self):
             raise RuntimeError(LATE)
-        elif not (any(passes.gradients.arrivals) or self.rule.is_off(self) or passes.gradients.there()):
+        elif not (any(passes.gradients.arrivals) or self.rule.is_off(self) or passes.gradients.there):
             warnings.warn(NOTHING, stacklevel=2)
         self._step_base()
         self._end_step()
@@ -451,7 +439,7 @@ class PointOptimizer(Optimizer):
             )
         if last.stage is Stage.DONE and last.gradients.came_late and not self.rule.is_off(self):
             raise RuntimeError(LATE)
-        if last.stage is Stage.DROPPED or not last.gradients.there() or last.stepped():
+        if last.stage is Stage.DROPPED or not last.gradients.there or last.stepped():
             self._end_step()  # GradScaler skipped the step, or it was taken or cleared behind our back
         last.close()
 
