@@ -27,9 +27,10 @@ def wrong(root: Path, tag: str) -> Iterator[str]:
     """Yield a sentence for each place that keeps this tag from being released."""
     for place, pattern in PLACES.items():
         found = re.search(pattern, (root / place).read_text(encoding="utf-8"), re.MULTILINE)
-        version = found[1] if found else "no version with a date"
-        if f"v{version}" != tag:
-            yield f"{place} has {version}, but the tag is {tag}: tag v{version}, or change the file"
+        if found is None:
+            yield f"{place} has no version with a date: give the uppermost its number and the day"
+        elif f"v{found[1]}" != tag:
+            yield f"{place} has {found[1]}, but the tag is {tag}: tag v{found[1]}, or change the file"
     if "/OWNER/" in (root / "pyproject.toml").read_text(encoding="utf-8"):
         yield "pyproject.toml does not know the repository's address yet: put its owner into [project.urls]"
 

@@ -11,6 +11,7 @@ Figures: ``mean`` (± the standard deviation over seeds), ``seeds`` (each of the
 ``points`` (without its spread too), ``interval`` (95 % of it). With batch-norm's statistics gathered again: ``again``;
 ``own`` and ``more`` are the mean without that over the same seeds, and what it brings. ``!`` behind a figure takes its
 spread off, behind ``:`` stands another metric than the recipe's own, behind ``@`` the only seeds that count.
+``counted`` and ``gains`` are the sentences at the top of the page.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from ssgd.lab.experiments.cells import Cell
 from ssgd.lab.experiments.rows import AGAIN, Row
 from ssgd.lab.experiments.statistics import paired, sample
 from ssgd.lab.experiments.tables import targets
-from ssgd.lab.report.outcomes import NOT_REPRODUCED, REPRODUCED, figures, outcomes, passes
+from ssgd.lab.report.answers import counted, gains_of_the_paper
+from ssgd.lab.report.outcomes import Judge, Outcome, figures, passes
+from ssgd.lab.report.verdicts import ABOVE, BELOW, CALIBRATED, REPRODUCED, UNDECIDED
 from ssgd.lab.report.wording import signed
 
 ROOT = Path(__file__).parent.parent
@@ -94,8 +97,11 @@ def _cell(name: str) -> Cell:
     return cells()[found]
 
 
-def told(figure: str, name: str, base: str = "", first: str = "") -> str:
+def told(figure: str, name: str = "", base: str = "", first: str = "") -> str:
     """Returns a figure as the pages write it; with ``!`` behind it without its spread."""
+    if figure in ("counted", "gains"):
+        every = [one for _, one in judged()]
+        return counted(every) if figure == "counted" else gains_of_the_paper(every)
     if figure.endswith("!"):
         return told(figure[:-1], name, base, first).partition(" ±")[0]
     figure, _, seeds = figure.partition("@")
@@ -171,18 +177,29 @@ def _table(rows: list[list[str]], head: list[str]) -> str:
     return "\n".join([*head, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
+@cache
+def judged() -> list[tuple[str, Outcome]]:
+    """Returns the outcomes of the paper's numbers, each with the title of its part."""
+    judge = Judge(results())
+    return [(one.title, found) for one in experiments() if one.part for found in judge.outcomes(one)]
+
+
 def verdicts() -> list[list[str]]:
-    """What is reproduced, part by part, each cell with its number of seeds."""
+    """What became of each number that was run, part by part, with its number of seeds; the appendix shows the same."""
     found = []
-    for name in ("table1", "table2", "table5", "fig2", "fig3", "fig4", "fig5", "fig7"):
-        (one,) = (one for one in experiments() if one.name == name)
-        judged = [o for o in outcomes(one, results()) if o.ours]
-        said = []
-        for verdict in (REPRODUCED, NOT_REPRODUCED):
-            of = [o for o in judged if o.verdict == verdict]
-            said.append("; ".join(f"{o.cell.row}, {o.cell.column} ({len(o.ours)})" for o in of))
-        found.append([one.title, *said])
+    told_of = [(title, one) for title, one in judged() if one.ours and one.cell.paper is not None and " A" not in title]
+    for title in dict.fromkeys(title for title, _ in told_of):
+        mine = [one for part, one in told_of if part == title]
+        row = []
+        for names in ((REPRODUCED,), (BELOW, ABOVE), (UNDECIDED,), (CALIBRATED,)):
+            row.append("; ".join(_cell_told(one) for one in mine if one.verdict in names))
+        outside = [one for one in mine if one.gain_verdict in (BELOW, ABOVE)]
+        found.append([title, *row, "; ".join(f"{one.cell.row}, {one.cell.column}" for one in outside)])
     return found
+
+
+def _cell_told(one: Outcome) -> str:
+    return f"{one.cell.row}, {one.cell.column} ({len(one.ours)})"
 
 
 def ablations() -> list[list[str]]:

@@ -127,7 +127,7 @@ def test_a_wrong_option_is_answered(here, capsys):
         (["train", "digits", "--rho", "0.1"], "ssgd: cannot use 'rho': rho is part of the method: method=sam:0.1"),
         (["train", "digits", "share=0.1"], "share is part of the method: method=m-arwp settings.share=0.1"),
         (["train", "digits", "wokers=2"], "ssgd: cannot use 'wokers=2': did you mean workers"),
-        (["train", "digits", "method=ssdg"], "ssgd: no method called 'ssdg': did you mean ssgd"),
+        (["train", "digits", "method=splt"], "ssgd: no method called 'splt': did you mean split"),
         (["train", "digits", "words"], "ssgd: cannot use 'words': write key=value, after the name of a recipe"),
         (["train", "digits", "phases=1-x"], "ssgd: cannot read phases='1-x'"),
         (["train", "digits", "keep=0"], "ssgd: keep must be a whole number of at least 1"),
@@ -155,8 +155,8 @@ def test_rates_are_compared_in_phases_that_the_recipe_has_not(here, capsys):
 def test_a_run_that_fails_is_named_and_the_others_are_shown(here, capsys):
     assert main(["compare", "digits", *SHORT, "phases=3", "--vary", "lr=0.1,1e6"]) == 1
     shown = capsys.readouterr()
-    assert re.search(r"^digits/0\.1 +sgd +3 +1 +\d", shown.out, re.MULTILINE)
-    assert re.search(r"^digits/1e6 +sgd +3 +0 of 1 +–", shown.out, re.MULTILINE)
+    assert re.search(r"^digits/0\.1 +base +3 +1 +\d", shown.out, re.MULTILINE)
+    assert re.search(r"^digits/1e6 +base +3 +0 of 1 +–", shown.out, re.MULTILINE)
     failed = r"^digits/1e6/seed-0 failed: the (test )?loss is \w+ after epoch \d: lower lr"
     assert re.search(failed, shown.err, re.MULTILINE)
 
@@ -173,10 +173,10 @@ def test_compare_trains_every_combination_over_all_seeds(here, capsys):
         ("digits/split-0.15/50", "split", 0.15, 50),
     }
     shown = capsys.readouterr().out
-    runs = [RunDir(f"runs/digits/sgd/25/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
+    runs = [RunDir(f"runs/digits/base/25/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
     mean, deviation = sum(runs) / 2, abs(runs[0] - runs[1]) / 2**0.5
     row = f"{mean:.2f} ± {deviation:.2f} +{min(runs):.2f} +{max(runs):.2f} +–"
-    assert re.search(rf"^digits/sgd/25 +sgd +1 +2 +{row}", shown, re.MULTILINE)
+    assert re.search(rf"^digits/base/25 +base +1 +2 +{row}", shown, re.MULTILINE)
     assert len(shown.splitlines()) == 5
     split = [RunDir(f"runs/digits/split-0.15/50/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
     gains = [ours - base for ours, base in zip(split, runs, strict=True)]
@@ -186,7 +186,7 @@ def test_compare_trains_every_combination_over_all_seeds(here, capsys):
 
 def test_compare_alone_is_sgd_and_the_two_kinds_of_noise(here, capsys):
     assert main(["compare", "digits", *SHORT]) == 0
-    assert [recipe.method for recipe in recipes_in("runs")] == ["base", "split", "both"]
+    assert [recipe.method for recipe in recipes_in("runs")] == ["base", "both", "split"]
     assert main(["compare", "digits", *SHORT, "method=sam", "--out", "one"]) == 0
     assert [recipe.method for recipe in recipes_in("one")] == ["sam"]
 

@@ -327,7 +327,7 @@ def test_an_interrupt_tells_what_is_kept(runs, tmp_path, monkeypatch, capsys, ki
     def interrupted(*_, **__):
         raise error
 
-    monkeypatch.setattr(f"ssgd.cli.{kind}.tasks", interrupted)
+    monkeypatch.setattr("ssgd.lab.solutions.tasks", interrupted)
     several = list(runs)[: 2 if kind == "line" else 1]
     assert main([kind, *several, "--out", str(tmp_path / "x"), "--quiet"]) == 130
     assert capsys.readouterr().err.startswith(said)

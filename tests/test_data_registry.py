@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from ssgd.lab.data import NAMES, Source, load, registry
-from ssgd.lab.data.corpora import NAMES as SPEECH
 from ssgd.lab.data.images import DeviceImages, fake_images
+from ssgd.lab.data.registry import SPEECH
 
 
 def count(batches) -> int:

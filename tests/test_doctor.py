@@ -75,12 +75,12 @@ def test_a_closed_data_folder_is_an_empty_one(looked, monkeypatch, tmp_path):
 
 def test_extras_come_from_what_is_installed(looked, monkeypatch):
     monkeypatch.setattr(metadata, "requires", lambda package: NEEDS)
-    monkeypatch.setattr(metadata, "version", lambda package: {"plotly": "1.0", "numpy": "2.0"}[package])
+    monkeypatch.setattr(metadata, "version", lambda package: {"scipy": "1.0", "numpy": "2.0"}[package])
     monkeypatch.setattr(metadata, "PackageNotFoundError", KeyError)
     found, status = looked()
     assert status == 0
     for extra in ("analysis", "demo"):
-        assert not found[extra]["there"] and found[extra]["found"] == "plotly 1.0, no no-such-thing"
+        assert not found[extra]["there"] and found[extra]["found"] == "scipy 1.0, no no-such-thing"
         assert found[extra]["remedy"].endswith(f"pip install 'ssgd[{extra}]'")
     assert found["images"]["there"] and found["images"]["found"] == "numpy 2.0" and not found["images"]["remedy"]
     assert "older" in found["jax"]["found"] and not found["jax"]["there"]

@@ -327,6 +327,8 @@ def test_a_mark_without_a_method_is_refused_where_it_compares_nothing(tmp_path, 
     monkeypatch.chdir(tmp_path)
     words = ["digits", "phases=1-1S", "lr=0.1", "train_limit=50", "test_limit=20"]
     assert main(["train", *words]) == 2
-    assert "phases=1-1S marks with S what the method trains, and method=base is plain SGD" in capsys.readouterr().err
+    assert (
+        "phases=1-1S marks with S what the method trains, and method=base is the plain base" in capsys.readouterr().err
+    )
     assert main(["compare", *words, "--vary", "method=base,both:0.1"]) == 0
     assert "base then both(0.1)" in capsys.readouterr().out

@@ -135,9 +135,10 @@ def test_what_pages_import_is_public():
     assert {name for name in used if name.startswith("ssgd")} <= public
 
 
-@pytest.mark.parametrize("module", ["ssgd", "ssgd.jax"])
+@pytest.mark.parametrize("module", ["ssgd", "ssgd.analysis", "ssgd.jax", "ssgd.methods"])
 def test_all_that_is_for_import_is_public(module):
     listed = (ROOT / "docs" / "reference.md").read_text()
     tree = ast.parse((ROOT / "src" / Path(*module.split(".")) / "__init__.py").read_text())
     (names,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
-    assert all(f"\n::: {module}.{name}\n" in listed for name in ast.literal_eval(names))
+    names = set(ast.literal_eval(names)) - {"METHODS"}  # which the page of methods lists
+    assert all(f"\n::: {module}.{name}\n" in listed for name in names)

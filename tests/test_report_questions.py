@@ -9,6 +9,7 @@ from ssgd.lab.experiments.rows import Row
 from ssgd.lab.report.answers import answer
 from ssgd.lab.report.charts import interval
 from ssgd.lab.report.measured import Measured
+from ssgd.lab.report.outcomes import Judge
 from ssgd.lab.report.page import show
 from tests.report_rows import known, page_of, row, run, write_results
 
@@ -17,12 +18,12 @@ OURS = ("baseline", "split", "noise_units", "ablations", "equal_cost", "tune", "
 
 def lines(name, *rows):
     """What a question shows, by what is shared and the method."""
-    shown = show(experiment(name), known(*rows), Measured()).by_column
+    shown = show(experiment(name), Judge(known(*rows)), Measured()).by_column
     return {(column, one.cell.row): one for column, found in shown.items() for one in found}
 
 
 def charts(name, *rows):
-    return show(experiment(name), known(*rows), Measured()).charts
+    return show(experiment(name), Judge(known(*rows)), Measured()).charts
 
 
 def cost(label, seed, accuracy, data="cifar100", **figures):
@@ -72,12 +73,13 @@ def test_a_chart_has_gains_alone_and_no_interval_of_one_seed():
     assert not charts("equal_cost", cost("split-0.15", 1, 68.0))
 
 
-def test_statistics_gathered_again_stand_beside_the_runs_own():
+def test_statistics_gathered_again_give_the_gain_and_the_trainings_own_stand_beside():
     rows = [cost("base", seed, 68.0, test_accuracy_recomputed_bn=68.1) for seed in (1, 2)]
     rows += [cost("split-0.15", seed, 68.5, test_accuracy_recomputed_bn=68.6 + seed) for seed in (1, 2)]
     base, found = lines("equal_cost", *rows).values()
-    assert (base.again.mean, base.again_difference) == (pytest.approx(68.1), None)
-    assert (found.again.mean, found.again_difference.mean) == (pytest.approx(70.1), pytest.approx(2.0))
+    assert (base.sample.mean, base.own.mean, base.difference) == (pytest.approx(68.1), 68.0, None)
+    assert (found.sample.mean, found.difference.mean) == (pytest.approx(70.1), pytest.approx(2.0))
+    assert (found.own.mean, found.own_difference.mean) == (68.5, 0.5)
 
 
 def test_what_the_noise_of_split_brings_is_its_difference_to_the_halves():
@@ -160,14 +162,14 @@ def test_runs_of_another_length_have_their_own_base():
 
 @pytest.mark.parametrize("name", OURS)
 def test_without_rows_there_is_nothing_to_show_nor_to_say(name):
-    shown = show(experiment(name), known(), Measured())
+    shown = show(experiment(name), Judge(known()), Measured())
     assert not shown.by_column and not shown.answer
     assert all(series["paper"] for one in shown.charts for series in one["series"])
 
 
 def test_answers_are_a_line_each():
     def said(name, *rows):
-        return answer(name, show(experiment(name), known(*rows), Measured()).outcomes)
+        return answer(name, show(experiment(name), Judge(known(*rows)), Measured()).outcomes)
 
     rows = [cost("base", seed, 68.0) for seed in (1, 2)] + [
         cost("split-0.15", seed, 68.5 + seed / 10) for seed in (1, 2)
@@ -198,5 +200,5 @@ def test_a_question_names_what_diverged():
     gone = {**row("equal_cost/cifar100/resnet20/split-0.15", 2), "diverged": "so"}
     gone.pop("test_accuracy")
     for name in ("split", "equal_cost"):
-        shown = show(EXPERIMENTS[name](), known(Row(gone)), Measured())
+        shown = show(EXPERIMENTS[name](), Judge(known(Row(gone))), Measured())
         assert shown.diverged == [f"split (0.15) ({CIFAR100}, seed 2)"] and not shown.by_column

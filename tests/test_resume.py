@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -355,6 +356,35 @@ def test_no_time_at_all_is_refused(capsys):
     for text in ("0", "-1", "nan"):
         assert ssgd(["train", "digits", *QUIET, f"minutes={text}"]) == 2
         assert "minutes must be a finite number above 0, not " in capsys.readouterr().err
+
+
+def test_a_signal_that_ends_the_loader_s_workers_first_is_told_as_the_signal(tmp_path, monkeypatch, capsys):
+    """A signal to a whole group of processes reaches the workers before us, or after."""
+
+    def fail(run):
+        if run.position == 12:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated.")
+        step(run)
+
+    step = Run.step
+    words = ["train", "digits", "phases=2", "lr=0.1", "train_limit=500", *QUIET, f"out={tmp_path}"]
+    monkeypatch.setattr(Run, "step", fail)
+    assert ssgd([*words, "checkpoint_seconds=0"]) == 128 + signal.SIGTERM
+    said = capsys.readouterr().err
+    assert "stopped by SIGTERM, going back to the last checkpoint. The same command goes on" in said
+    monkeypatch.undo()
+    assert ssgd(words) == 0 and "goes on in epoch 2 of 2" in capsys.readouterr().err
+
+
+def test_a_worker_that_dies_by_itself_is_a_failure(tmp_path, monkeypatch, capsys):
+    def fail(run):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    monkeypatch.setattr(Run, "step", fail)
+    monkeypatch.setattr("ssgd.lab.train.engine.SIGNAL_TAKES", 0.1)
+    assert ssgd(["train", "digits", "phases=1", "lr=0.1", *QUIET, f"out={tmp_path}"]) == 1
+    assert "failed: RuntimeError: DataLoader worker" in capsys.readouterr().err
 
 
 def test_who_was_stopped_elsewhere_says_by_what():

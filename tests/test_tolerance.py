@@ -386,11 +386,11 @@ def test_captured():
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
-    for method in ("sgd", "ssgd"):
+    for method in ("base", "both"):
         changes = ["phases=1", "lr=0.1", "train_limit=200", "test_limit=100", f"method={method}", "seeds=0,1"]
         execution = Execution(out=str(out / method), device="cpu", progress=False)
         train(get("digits").with_changes(changes), execution)
-    return [str(out / method / "digits" / f"seed-{seed}") for method in ("sgd", "ssgd") for seed in (0, 1)]
+    return [str(out / method / "digits" / f"seed-{seed}") for method in ("base", "both") for seed in (0, 1)]
 
 
 def test_the_command(runs, tmp_path, capsys):
@@ -469,3 +469,15 @@ def test_the_program_of_the_guide(tmp_path, monkeypatch, capsys):
     exec(compile(program, "hardware.md", "exec"), space)
     assert (tmp_path / "tolerance.png").stat().st_size > 3000
     assert all(results[0].errors[0, 0, 0] < 10 for results in space["runs"].values())
+
+
+def test_a_recipe_asks_for_it(tmp_path):
+    changes = ["phases=1", "lr=0.1", "train_limit=200", "test_limit=100", "tolerance=true"]
+    execution = Execution(out=str(tmp_path), device="cpu", progress=False, results=str(tmp_path / "rows.jsonl"))
+    (result,) = train(get("digits").with_changes(changes), execution)
+    figures = json.loads((tmp_path / "rows.jsonl").read_text())["tolerance"]
+    assert figures == result["tolerance"] and figures["draws"] == 10
+    assert set(figures["noise"]) == {"0.1", "0.2", "0.3", "0.4", "0.5"} and len(figures["columns"]) == 2
+    assert figures["none"]["0"]["error"][0] == pytest.approx(100 - result["test_accuracy"])
+    (plain,) = train(get("digits").with_changes([*changes[:-1], "name=plain"]), execution)
+    assert "tolerance" not in plain and plain["test_loss"] == result["test_loss"]

@@ -33,7 +33,7 @@ def test_mirror_without_ranks_says_what_it_needs(quiet):
 
 def test_settings_reach_the_method():
     opt = run_of(small(method="m-arwp", level=0.02, settings={"share": 0.3, "eta": 2.0})).opt
-    assert (opt.param_groups[0]["noise"], opt.share, opt.eta) == (0.02, 0.3, 2.0)
+    assert (opt.param_groups[0]["noise"], opt.rule.shares, opt.rule.eta) == (0.02, [0.7, 0.3], 2.0)
     opt = run_of(small(method="both", level=0.2, distribution="sign", perturb="dense", bn_stats="once")).opt
     assert (opt.distribution.name, len(opt.selected), opt.bn_stats) == ("sign", 1, "once")
     assert run_of(small(method="ema", level=0.9)).opt.decay == 0.9

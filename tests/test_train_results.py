@@ -13,8 +13,8 @@ def test_a_result_says_all_about_its_run(quiet, tmp_path):
     recipe = small(method="both", level=0.3, seeds=(3, 4))
     rows = train(recipe, replace(quiet, results=str(tmp_path / "new" / "results.jsonl")))
     assert " ".join(rows[0]) == (
-        "experiment model data method mode level distribution phases weight_decay devices seed epochs passes seconds"
-        " train_loss train_accuracy train_top5_accuracy test_loss test_accuracy test_top5_accuracy"
+        "experiment model data method mode level distribution noise_stream phases weight_decay devices seed epochs"
+        " passes seconds train_loss train_accuracy train_top5_accuracy test_loss test_accuracy test_top5_accuracy"
         " test_accuracy_recomputed_bn skipped device versions commit recipe curve curves"
     )
     expected = {
@@ -23,6 +23,7 @@ def test_a_result_says_all_about_its_run(quiet, tmp_path):
         "mode": "both",
         "level": 0.3,
         "distribution": "sphere",
+        "noise_stream": "torch",
         "passes": 4.0,
     }
     assert {key: rows[0][key] for key in expected} == expected
@@ -34,7 +35,7 @@ def test_a_result_says_all_about_its_run(quiet, tmp_path):
     names = {path.name for path in folder(quiet, seed=3).iterdir()}
     assert names == {
         "recipe.json", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "weights.safetensors",
-        "result.json", "lock",
+        "result.json", "lock", "fingerprint.json",
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssgd import SSGD
 from ssgd.analysis.acceleration import full_precision
 from ssgd.core.versions import FSDP2, OLDEST, at_least, inductor_has, need, precision_settings
 from ssgd.lab.compilation import compiled_for
@@ -15,6 +16,7 @@ from ssgd.lab.train.distributed import Ranks, check
 from ssgd.lab.train.execution import Execution
 
 ROOT = Path(__file__).parent.parent
+RECORDED = [1.6153, -0.4375, -0.3234, 1.4463, 0.9186, -0.3989, 0.684, -0.4409, -0.2356, -0.8846, 0.9151, -1.9137]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,25 @@ def test_precision_is_set_where_there_are_only_the_older_settings(monkeypatch):
 
 def test_places_with_a_precision_of_their_own():
     assert len(precision_settings()) == (3 if at_least((2, 9)) else 0)
+
+
+def test_the_stream_of_noise_is_that_of_0_1():
+    """What a seed gives at a step on the CPU: a change of these numbers is one that the changelog must tell."""
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    opt = SSGD(torch.optim.SGD([weight], lr=0.1), noise=0.1, seed=1)
+    found = []
+    for _ in range(2):
+        moved, _ = at(opt, weight)
+        found += ((moved - 1) * 10).flatten().tolist()
+        opt.zero_grad()
+    assert found == pytest.approx(RECORDED, abs=1e-4)
+
+
+def at(opt, weight):
+    """The weight at each point."""
+    for point in opt.points():
+        with point:
+            yield weight.detach().clone()
 
 
 def test_the_oldest_torch_and_python_are_the_same_everywhere():

@@ -69,7 +69,8 @@ def append_line(path: str | Path, text: str) -> None:
             os.fsync(file.fileno())
         except OSError:
             if os.fstat(file.fileno()).st_size == before + written:  # else another process wrote after us
-                file.truncate(before)
+                with suppress(OSError):  # no plain file
+                    file.truncate(before)
             raise
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .core import one_pass
 from .core.checks import check_choice, check_count
 from .core.noise import Distribution, Fill
 from .core.noise_points import NoisePoints
@@ -96,6 +99,44 @@ class SSGD(PointOptimizer):
         super().__init__(base, rule, model=model, bn_stats=bn_stats, rng=rng, nonfinite=nonfinite)
         self.mode, self.pairs, self.distribution = mode, pairs, rule.distribution
 
+    def one_pass(
+        self, *, batch_norm: str = "halves", signs: Any = None, dim: int = 0, strict: bool = False
+    ) -> AbstractContextManager[None]:
+        """Have half of the samples see w + n and the other half w − n, in one forward and one backward. ::
+
+            with opt.one_pass():
+                loss_fn(model(x), y).backward()
+
+        The first half is computed with w + n and the rest with w − n inside the layers; the weights are not written
+        to. A dry run over five samples precedes the first forward whose arguments have new ranks. ``model=`` must have
+        been given. Several blocks before a step(), and several forwards in a block, see the same n.
+
+        Args:
+            batch_norm: ``"halves"``: each half is normalised by its own statistics, as with split(); ``"batch"``: by
+                those of the whole batch, which see both points.
+            signs: +1 or −1 for each sample, in place of halves. It costs two gathers a layer.
+            dim: the dimension of the model's arguments that has the samples.
+            strict: whether a weight that cannot be served is an error, rather than left without noise with a warning.
+                It is one anyway where the weights were chosen by ``perturb=``.
+        """
+        return one_pass.block(self, batch_norm, signs, dim, strict)
+
+    def dry_run(self, call: Callable[..., Any], *args: Any, dim: int = 0, **kwargs: Any) -> dict[str, str]:
+        """Tell how one_pass() serves each weight: ``"fast"``, ``"pair"``, ``"refused: …"`` or ``"not used"``.
+
+        ``call(*args, **kwargs)`` is the model, or a function that calls it and what else uses its weights, such as the
+        loss; one_pass() does the same by itself for the model alone. Under DDP, every rank calls it.
+        """
+        return one_pass.dry_run(self, call, args, kwargs, dim)
+
+    def repeated(self, *batch: Any) -> Any:
+        """Return the batch twice over, so that one_pass() takes every sample at w + n and at w − n, as points() does.
+
+        At level 0 it is the batch as it is. The batch is any nested structure of tensors with one entry a sample.
+        """
+        whole = batch[0] if len(batch) == 1 else batch
+        return whole if self.rule.is_off(self) else one_pass.twice(whole)
+
     @torch.no_grad()
     def both_points(
         self, out: Sequence[Mapping[Tensor, Tensor]] | None = None
@@ -115,6 +156,9 @@ class SSGD(PointOptimizer):
         assert isinstance(self.rule, NoisePoints)
         self._begin(None).finish()
         return self.rule.both(self, out)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in super().__getstate__().items() if key != "_one_pass"}
 
     def __repr__(self) -> str:
         options = f"mode={self.mode!r}, distribution={self.distribution.name!r}, pairs={self.pairs}"

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -406,6 +407,48 @@ def test_a_rank_that_fails_ends_the_job(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "RuntimeError: out of luck" in done.stderr
     assert seconds < 60  # the start of three processes included; ranks that waited would do so for half an hour
+
+
+ONE_OF_TWO = """
+import os, signal, sys
+from datetime import timedelta
+from ssgd.cli.main import main
+from ssgd.lab.train import distributed
+from ssgd.lab.train.running import Run
+
+distributed.PATIENCE = timedelta(seconds=6)
+step = Run.step
+
+def lost(run):
+    if os.environ["RANK"] == "1" and run.position == 3:
+        os.kill(os.getpid(), int(sys.argv[1]))
+    step(run)
+
+Run.step = lost
+sys.exit(main(["train", "digits", "device=cpu", "progress=false", "out=" + sys.argv[2]]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_killed_or_stopped_ends_the_others_with_a_sentence(tmp_path: Path, number: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", ONE_OF_TWO, str(int(number)), str(tmp_path)]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **where, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        _, told = processes[0].communicate(timeout=90)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert processes[0].returncode == 1, told
+    assert "ssgd: another process of this training ended, or did not answer for 0.1 minutes: see what it" in told
+    assert "Traceback" not in told
 
 
 # --- scaling --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..core.capture import captured_in
 from ..core.random_state import put_back, snapshot
 from ..core.versions import precision_settings
 
@@ -146,19 +146,3 @@ def _capture(counters: Sequence[Tensor], function: Function, *arguments: Any) ->
         return out
 
     return replay
-
-
-@contextmanager
-def captured_in(graph: torch.cuda.CUDAGraph, stream: Any, pool: Any = None) -> Iterator[None]:
-    """Captures everything that runs inside, on ``stream``, in ``graph``. Other threads may use the device meanwhile.
-
-    No garbage is collected: CUDA forbids freeing an old graph during a capture, which would spoil the new one.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool, stream=stream, capture_error_mode="thread_local"):
-            yield
-    finally:
-        if collects:
-            gc.enable()

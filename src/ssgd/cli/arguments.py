@@ -1,4 +1,4 @@
-"""Arguments that several commands have in common, and what they stand for."""
+"""Arguments that several commands have in common, and the objects they name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def add_graph(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate_options(options: argparse.Namespace, of: Solution) -> dict[str, Any]:
-    """The arguments of evaluate() that a grid's options and the data stand for; the data are the first solution's."""
+    """Returns the arguments of evaluate() that a grid's options give; the data are the first solution's."""
     from ..lab.solutions import data_of
 
     given = {name: getattr(options, name) for name in ("out", "batchnorm", "precision", "together", "compile", "graph")}

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        found = [*versions(), *devices(), *speed(), *extras(), *data(), *places()]
+        found = [*versions(), *devices(), *speed(), *extras(), *data(), *folders()]
     found += [Finding("machine", "warning", False, str(w.message).split("\n")[0]) for w in warned if "CUDA" in str(w)]
     steps = [finding for finding in found if finding.name.startswith("a step")]
     able = any(f.there for f in steps) and all(f.there for f in found if f.name in ("torch", "results"))
@@ -125,7 +125,7 @@ def _why_no_gpu() -> str:
 
 
 def _step(device: torch.device) -> str:
-    """What goes wrong in a tiny step there; nothing, if nothing does."""
+    """Returns the problem that a tiny step meets there, or an empty text."""
     try:
         net = nn.Linear(4, 2).to(device)
         before = net.weight.detach().clone()
@@ -141,7 +141,7 @@ def _step(device: torch.device) -> str:
 
 
 def speed() -> Iterator[Finding]:
-    """What makes training fast: precision, compilation, graphs, many devices."""
+    """Precision, compilation, graphs and processes, which make training fast."""
     cuda = torch.cuda.is_available()
     bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     tf32 = cuda and torch.cuda.get_device_capability()[0] >= 8
@@ -180,7 +180,7 @@ def extras() -> Iterator[Finding]:
 
 
 def _packages(extra: str, needs: list[str]) -> list[str]:
-    """What an extra asks for, and the extras that it asks for."""
+    """The packages of an extra, and of the extras that it names."""
     found: list[str] = []
     for need in needs:
         wanted, _, condition = need.partition(";")
@@ -212,27 +212,27 @@ def data() -> Iterator[Finding]:
 
 
 def _inside(folder: Path) -> list[str]:
-    """What lies in a folder; nothing, where it is not one or is closed."""
+    """The names in a folder; none where it is no folder, or is closed."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def places() -> Iterator[Finding]:
+def folders() -> Iterator[Finding]:
     """Where results and data are written to."""
-    for name, place, remedy in (
+    for name, path, remedy in (
         ("results", Path("runs"), "give another folder: out=FOLDER"),
         ("downloads", data_folder(), "set SSGD_DATA to a folder that you may write to"),
     ):
-        there = next(path for path in (place.absolute(), *place.absolute().parents) if os.path.lexists(path))
+        there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
         problem = _closed(there)
         found = problem or f"{shutil.disk_usage(there).free / 1e9:.0f} GB free"
-        yield Finding("folders", name, not problem, f"{place}, {found}", remedy if problem else "")
+        yield Finding("folders", name, not problem, f"{path}, {found}", remedy if problem else "")
 
 
-def _closed(place: Path) -> str:
-    """Why nothing can be written into a place; nothing, if it can."""
-    if not os.path.isdir(place):
-        return f"but {place} is not a folder"
-    return "" if os.access(place, os.W_OK | os.X_OK) else "not to be written to"
+def _closed(folder: Path) -> str:
+    """Why nothing can be written into a folder, or an empty text."""
+    if not os.path.isdir(folder):
+        return f"but {folder} is not a folder"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "not to be written to"

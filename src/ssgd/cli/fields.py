@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..core.checks import did_you_mean
-from ..lab.experiments import custom, get
+from ..lab.experiments import get
 from ..lab.train.execution import Execution
 from ..lab.train.fields import as_text, types_of
 from ..lab.train.recipe import Recipe, setting_hint
@@ -18,7 +18,7 @@ from ..methods import METHODS
 
 USAGE = "ssgd {} [RECIPE] [key=value | --key value …]"
 WORDS = "key=value works as well as --key value, and --no-key as key=no. method=split:0.15 gives name and level."
-GROUPS = {"recipe: what is trained": Recipe, "execution: how, without changing the result": Execution}
+GROUPS = {"the recipe, which decides the result": Recipe, "the execution, which does not": Execution}
 
 
 def prepared(words: Sequence[str]) -> list[str]:
@@ -55,11 +55,11 @@ def add_fields(
             help = f"{one.metadata['help']} (default: {as_text(value) or 'none'})".replace("%", "%%")
             if typing.get_origin(kind) is Mapping:
                 names = dict.fromkeys(setting.name for method in METHODS.values() for setting in method.settings[1:])
-                for place, inner in enumerate(names):
+                for index, inner in enumerate(names):
                     group.add_argument(
                         f"{option}.{inner.replace('_', '-')}",
                         action=_Change,
-                        help=help if place == 0 else argparse.SUPPRESS,
+                        help=help if index == 0 else argparse.SUPPRESS,
                         metavar="NUMBER",
                     )
             elif bool in (kind, *typing.get_args(kind)):
@@ -82,12 +82,14 @@ def chosen(options: argparse.Namespace, program: str) -> tuple[Recipe, Execution
     execution = Execution().with_changes(c for c, here in zip(options.changes, mine, strict=True) if here)
     recipe = recipe.with_changes(c for c, here in zip(options.changes, mine, strict=True) if not here)
     if options.recipe is None:
+        from ..lab.experiments import custom
+
         custom.check(recipe)
     return recipe, execution
 
 
 def _advice(options: argparse.Namespace, program: str) -> str:
-    """What to write instead of the first word that is no field."""
+    """Says how to write the first word that is no field."""
     first, *others = options.left
     key, equals, text = first.removeprefix("--").partition("=")
     if not first.startswith("--"):
@@ -99,6 +101,8 @@ def _advice(options: argparse.Namespace, program: str) -> str:
 
 
 def _custom(options: argparse.Namespace, program: str) -> Recipe:
+    from ..lab.experiments import custom
+
     model, data = value_of(options, "model"), value_of(options, "data")
     if model and data:
         return custom.custom(model, data)

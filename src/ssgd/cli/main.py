@@ -101,7 +101,8 @@ def exit_status(work: Callable[[], int], kept: str | None) -> int:
 
         if isinstance(problem, Stopped):
             if is_first_process():
-                print(f"{problem}; all is saved. {_how_to_go_on()}", file=sys.stderr)
+                kept = "; all is saved" if problem.saved else ", going back to the last checkpoint"
+                print(f"{problem}{kept}. {_how_to_go_on()}", file=sys.stderr)
             return TIMED_OUT if problem.number == TIME_IS_UP else 128 + problem.number
         if isinstance(problem, (ValueError, ImportError, OSError, Diverged)):
             print(f"ssgd: {explain(problem)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a training prints: the recipe before, and a table after."""
+"""Prints a training: the recipe before it, and a table after it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 LARGEST = 5  # level that is no mistake
 FSDP1 = (
@@ -25,6 +24,7 @@ ELSEWHERE = {  # bases whose state is not their own
     "ZeroRedundancyOptimizer": "its state is in optimizers of its own, so that checkpoints would lack it; use FSDP2",
     "PostLocalSGDOptimizer": "wrap the optimizer inside it, and average the weights after step()",
 }
+AROUND = "{} is an optimizer around another: wrap the one inside it, and give it the result"
 
 
 def check_call(kind: type, base: object, settings: Mapping[str, object]) -> None:
@@ -44,6 +44,11 @@ def check_call(kind: type, base: object, settings: Mapping[str, object]) -> None
 
 
 def check_base(base: object, own_keys: Iterable[str]) -> None:
+    attributes = getattr(base, "__dict__", {}).values()
+    parts = [part for value in attributes for part in (value if isinstance(value, list | tuple) else [value])]
+    held = [part for part in parts if isinstance(part, Optimizer)]
+    if held and not isinstance(base, Optimizer):  # as schedule-free's wrapper
+        raise TypeError(AROUND.format(type(base).__name__))
     if not isinstance(base, Optimizer):
         raise TypeError(f"the base must be a torch.optim.Optimizer, not {type(base).__name__}")
     if hasattr(base, "points"):
@@ -57,21 +62,14 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
         raise TypeError("LBFGS is not served: it evaluates its closure at points of its own; use a first-order method")
     if reason := ELSEWHERE.get(type(base).__name__):
         raise TypeError(f"{type(base).__name__} is not served: {reason}")
-    needed = [p for p in list(inspect.signature(type(base).step).parameters.values())[1:] if p.default is p.empty]
-    if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in needed):
-        raise TypeError(
-            f"{type(base).__name__}.step() needs a closure, which it calls at points of its own: use a base that takes "
-            "the gradients it finds"
-        )
     if any(isinstance(p, UninitializedParameter) for group in base.param_groups for p in group["params"]):
         raise ValueError("a lazy layer has no weights yet: run one batch through the model, then make the optimizer")
-    held = [inside for inside in tree_leaves(dict(vars(base))) if isinstance(inside, Optimizer)]
     theirs, own = ({id(p) for one in opts for g in one.param_groups for p in g["params"]} for opts in (held, [base]))
     if isinstance(getattr(type(base), "param_groups", None), property) or theirs & own:
-        raise TypeError(
-            f"{type(base).__name__} is an optimizer around another: wrap the one inside it, and give it the result; of "
-            "several, wrap each, and take their points together"
-        )
+        raise TypeError(AROUND.format(type(base).__name__))
+    needed = inspect.signature(base.step).parameters.get("closure")
+    if needed is not None and needed.default is inspect.Parameter.empty:
+        raise TypeError(f"{type(base).__name__} is not served: its step() needs a closure, and is called without one")
     if shared := [key for key in own_keys if key in base.defaults]:  # as Adadelta has a rho
         raise TypeError(
             f"{type(base).__name__} has a setting {shared[0]!r} of its own, which would be taken for this method's "
@@ -185,7 +183,7 @@ def check_closure(closure: Any, name: str) -> None:
 
 
 def _overrides(module: object, hook: str) -> bool:
-    """Whether a class defines a hook anew that one further up, Lightning's, defines."""
+    """Say whether a class overrides a hook that one further up, Lightning's, defines."""
     return sum(hook in vars(kind) for kind in type(module).__mro__) > 1
 
 

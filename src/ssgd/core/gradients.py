@@ -18,6 +18,10 @@ SPARSE = (
     "sparse gradients are not served: build the embedding with sparse=False, "
     "or give its parameters an optimizer of their own"
 )
+CLEARED = (
+    "gradients were cleared inside the last point, whose backward() reduces the sum of all points over the ranks: "
+    "clear them before the points"
+)
 UNREDUCED = (
     "a parameter has a gradient from an earlier point and none from the last one, whose backward() reduces it over the "
     "ranks: use every layer at every point, or points() under DistributedDataParallel(find_unused_parameters=True)"
@@ -79,6 +83,7 @@ class MeanGradient:
             if unused:
                 for p, g in self._mean.items():
                     p.grad = g
+                self._hooks = [p.register_hook(_still_there(p, g)) for p, g in self._mean.items()]  # type: ignore[no-untyped-call]
                 self._mean = {}
                 self.look()
             else:
@@ -182,6 +187,17 @@ class MeanGradient:
             return gradient if mean is None else gradient + mean
 
         return join
+
+
+def _still_there(p: Tensor, mean: Tensor) -> Callable[[Tensor], None]:
+    """A hook that raises where the mean so far was cleared before the gradient arrives."""
+    version = mean._version
+
+    def check(gradient: Tensor) -> None:
+        if p.grad is not mean or mean._version != version:
+            raise RuntimeError(CLEARED)
+
+    return check
 
 
 def present(parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -79,7 +79,7 @@ class NoisePoints(Rule):
     # --- what a rule is ---------------------------------------------------------------------------------------------
 
     def check(self, opt: PointOptimizer) -> None:
-        self._reset()
+        self._weights = self._magnitudes = None
         check_flat(opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
         self._none_chosen = not self.selected(opt)
@@ -140,7 +140,7 @@ class NoisePoints(Rule):
     # --- the noise --------------------------------------------------------------------------------------------------
 
     def weights(self, opt: PointOptimizer) -> NoisyWeights:
-        """The weights that move: found anew when a tensor, its place or the choice has changed."""
+        """Return the weights that move, found again when a tensor, its memory or the choice has changed."""
         opt._levels()  # checks them
         index: dict[int, tuple[int, int]] = {}  # the group and the position of each parameter
         moving = []  # groups
@@ -165,13 +165,13 @@ class NoisePoints(Rule):
         return self._weights
 
     def numbers(self, opt: PointOptimizer, turn: int | None = None) -> tuple[int, int, int]:
-        """Seed, step and rank of this batch's noise, or of that of one of the ranks this process takes the place of."""
+        """Return seed, step and rank of this batch's noise, or of a rank that this process takes the place of."""
         group = opt.base.param_groups[0]
         rank = self.place.key * self.ranks_here + (self._turn if turn is None else turn)
         return group["noise_seed"], group["noise_step"], rank
 
     def damping(self, opt: PointOptimizer) -> Damping | None:
-        """What a parameter's noise is divided by, if anything."""
+        """Return a function of a parameter that its noise is divided by, or None."""
         return None
 
     def as_ranks(self, opt: PointOptimizer, ranks: int) -> None:
@@ -181,7 +181,7 @@ class NoisePoints(Rule):
         return self.weights(opt).ratios()
 
     def both(self, opt: PointOptimizer, out: Sequence[Mapping[Tensor, Tensor]] | None) -> tuple[Values, Values]:
-        """w + n and w − n of this batch, by parameter; its passes have begun."""
+        """Return w + n and w − n of this batch, by parameter; its passes have begun."""
         return self.weights(opt).both(self.numbers(opt), opt._levels(), out)
 
     def register_graph(self, opt: PointOptimizer, graph: torch.cuda.CUDAGraph) -> None:
@@ -196,7 +196,7 @@ class NoisePoints(Rule):
 
     @contextmanager
     def looked_at(self, opt: PointOptimizer) -> Iterator[Callable[[int], NoisyWeights]]:
-        """A look outside training: a function that moves the weights to w + sign · n, with the next step's noise."""
+        """Yield a function that moves the weights to w + sign · n, with the next step's noise, outside training."""
         opt._refuse_inside("this")
         if opt._passes is not None and opt._passes.stage is Stage.BETWEEN:
             raise RuntimeError(

@@ -16,9 +16,9 @@ from torch._C._autograd import _get_sequence_nr
 
 from . import random_state
 from .batchnorm import RunningStatistics
+from .buckets import MovingWeights
 from .gradients import MeanGradient, clear, version_of
 from .parallel import no_sync, reduce_gradients, reshard, sharded_modules, unwrap_ddp
-from .weights import MovingWeights
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel

@@ -40,28 +40,29 @@ class Rule:
         """Refuse what cannot be served: called when the optimizer is made, and when a model is attached."""
 
     def is_off(self, opt: PointOptimizer) -> bool:
-        """Whether every point is w itself, so that a step is the base's own."""
+        """Say whether every point is w itself, so that a step is the base's own."""
         return True
 
     def can_split(self) -> bool:
+        """Say whether split() is served; ``no_split`` says why not."""
         return False
 
     def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
-        """Where to take the gradients of one batch, the step's number ``batch``.
+        """Return where to take the gradients of one batch, the step's number ``batch``.
 
         Where split() asks, ``halve()`` cuts the batch in two and returns the halves' shares; else it is None.
         """
         return Route([0])
 
     def selected(self, opt: PointOptimizer) -> list[Tensor]:
-        """The tensors that move."""
+        """Return the tensors that move."""
         return []
 
     def end_batches(self, opt: PointOptimizer) -> None:
-        """The step is over, taken or not."""
+        """Note that the step is over, taken or not."""
 
     def ratios(self, opt: PointOptimizer) -> list[Tensor]:
-        """‖n‖ / ‖w‖ of each tensor at the point entered."""
+        """Return ‖n‖ / ‖w‖ of each tensor at the point entered."""
         return []
 
     def after_step(self, opt: PointOptimizer, found_inf: Tensor | None) -> None:
@@ -77,11 +78,11 @@ class Rule:
         """See :meth:`PointOptimizer.before_replay`."""
 
     def looked_at(self, opt: PointOptimizer) -> AbstractContextManager[Callable[[int], NoisyWeights]]:
-        """A look outside training: a function that moves the weights to w + sign · n, with the next step's noise."""
+        """Return a context with a function that moves the weights to w + sign · n, for a look outside training."""
         raise TypeError(f"{type(opt).__name__} has no noise to look at")
 
     def state(self, opt: PointOptimizer) -> dict[str, Any]:
-        """What is saved under ``saved_as``."""
+        """Return what is saved under ``saved_as``."""
         return {}
 
     def load(self, opt: PointOptimizer, state: Mapping[str, Any]) -> None:
@@ -470,7 +471,7 @@ class PointOptimizer(Optimizer):
         return loss.detach() if isinstance(loss, Tensor) else loss
 
     def _step_base(self) -> None:
-        """The base's step, with what GradScaler left for fused kernels, and non-finite gradients judged first."""
+        """Take the base's step, with what a GradScaler left for it, unless a gradient that is not finite forbids it."""
         given = self.__dict__
         scaling: dict[str, Any] = {key: given[key] for key in ("grad_scale", "found_inf") if key in given}
         if scaling and self.rule.no_scaler:
@@ -512,7 +513,7 @@ class PointOptimizer(Optimizer):
         self._batch = 0
 
     def _levels(self) -> list[Level]:
-        """The level of each parameter group, the first of the rule's keys, checked."""
+        """Return the level of each parameter group, the first of the rule's keys, checked."""
         key = next(iter(self.rule.keys))
         levels = []
         for group in self.base.param_groups:

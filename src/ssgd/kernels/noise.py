@@ -1,4 +1,4 @@
-"""All tensors of a bucket moved in one launch, by Triton kernels that draw the noise anew wherever they need it.
+"""All tensors of a bucket moved in one launch, by Triton kernels that draw the noise again wherever they need it.
 
 Noise is a function of the numbers (seed, step, rank), the draw, the tensor's position and the element's index in it, by
 a counter-based generator, so it is never stored. In a tensor that is dense in another order than row by row, such as
@@ -46,7 +46,7 @@ def serve(chosen: Sequence[Chosen], distribution: Distribution) -> bool:
 
 
 class FusedWeights(NoisyWeights):
-    """The same by kernels: n is drawn anew wherever it is needed, so one copy of w is all that is held."""
+    """The same by kernels: n is drawn again wherever it is needed, so one copy of w is all that is held."""
 
     stream = "philox"
 
@@ -58,13 +58,13 @@ class FusedWeights(NoisyWeights):
 
     @torch.no_grad()
     def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
-        if self._draw != draw:
+        if self._noise_of != (numbers, draw):
             self._measure(numbers, draw, levels)
         else:
             self._flat = [kernels.copy() for kernels in self._kernels]
         self.kept = [kernels.cut(flat) for kernels, flat in zip(self._kernels, self._flat, strict=True)]
-        self._draw = draw
-        self._shift(sign)
+        self._noise_of = numbers, draw
+        self._shift(sign, draw)
         if not again:
             self.release()
 
@@ -108,9 +108,9 @@ class FusedWeights(NoisyWeights):
             self._flat.append(kernels.keep(seed, draw))
             kernels.scale(levels)
 
-    def _shift(self, sign: int) -> None:
+    def _shift(self, sign: int, draw: int = 0) -> None:
         for kernels, flat, seed in zip(self._kernels, self._flat, self._seeds, strict=True):
-            kernels.shift(flat, sign, seed, self._draw or 0)
+            kernels.shift(flat, sign, seed, draw)
         stale.forget()
 
     def _seed_of(self, bucket: Bucket, numbers: Numbers) -> Tensor:
@@ -124,7 +124,7 @@ class FusedWeights(NoisyWeights):
 
 
 class BucketKernels:
-    """What is done with a bucket's tensors, one launch each."""
+    """The operations on a bucket's tensors, one launch each."""
 
     def __init__(self, bucket: Bucket, distribution: Distribution) -> None:
         self.bucket = bucket
@@ -262,7 +262,7 @@ def _keep(rows, owners, kept, sums, seed, draw, DISTRIBUTION: tl.constexpr, ALIG
 
 @triton.jit
 def _scale(rows, sums, scales, programs, levels, PIECES: tl.constexpr, DISTRIBUTION: tl.constexpr):
-    """What z is multiplied with in a tensor, from what ``_keep`` has measured; a program for each tensor."""
+    """The factor of z in a tensor, from what ``_keep`` has measured; a program for each tensor."""
     row = rows + tl.program_id(0) * 8
     group = tl.load(row + 7)
     scale = 0.0

@@ -35,7 +35,7 @@ def compiled_for(device: torch.device, function: Callable[..., Result]) -> Calla
 
 
 def or_as_it_is(compiled: Callable[..., Result], function: Callable[..., Result]) -> Callable[..., Result]:
-    """What was compiled; from the first call on that cannot be, such as for want of a compiler, the function itself."""
+    """Returns the compiled function, or from the first call on the function itself where compilation is impossible."""
     chosen = compiled
 
     def call(*arguments: Any) -> Result:

@@ -1,8 +1,9 @@
-"""Solutions: the weights that a training has left, and the data they were trained and tested on."""
+"""The result of a run as the analysis takes it: weights, and the data they were trained and tested on."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from ..core.checks import check_count
 from . import models
 from .train.checkpoint import read_safetensors, weights
 from .train.execution import Execution
+from .train.fingerprint import check_unchanged, of_model, of_words
 from .train.job import Sources
 from .train.recipe import Recipe
-from .train.rundir import RunDir, fingerprint
+from .train.rundir import RunDir
 from .train.tasks import tasks_of
 
 
@@ -28,7 +30,7 @@ class Solution:
     name: str
     recipe: Recipe
     state: dict[str, Tensor]
-    vocabulary: str | None = None  # its fingerprint, where it is known
+    fingerprint: Mapping[str, Any]  # model and data as they were
 
 
 def solution(path: str | Path) -> Solution:
@@ -50,31 +52,32 @@ def solution(path: str | Path) -> Solution:
         state = weights(path)
     if any(phase.method == "dropconnect" for phase in recipe.schedule.phases):
         state = {re.sub(r"\bparametrizations\.(\w+)\.original$", r"\1", name): t for name, t in state.items()}
-    return Solution(str(path), recipe, state, run.vocabulary())
+    return Solution(str(path), recipe, state, run.fingerprint() or {})
 
 
 def net_of(found: Solution, source: Any) -> nn.Module:
     """The net of a solution, with its weights; the data must be those that it was trained on."""
-    recipe, words = found.recipe, getattr(source, "vocabulary", None)
-    what = "data" if words is None else "text"
-    changed = f"the {what} in {recipe.data} is no longer the one this was trained on: bring it back, or train again"
-    if words is not None and found.vocabulary not in (None, fingerprint(words)):
-        raise ValueError(changed)
-    net = models.build(recipe.model, source.classes, source.channels)
+    words = of_words(getattr(source, "vocabulary", None))
+    return _net(found, source.classes, source.channels, words)
+
+
+def _net(found: Solution, classes: int, channels: int, words: Mapping[str, Any]) -> nn.Module:
+    now = {**of_model(found.recipe, classes, channels), **words}
+    check_unchanged({**now, **found.fingerprint}, {**found.fingerprint, **now}, found.recipe, Path(found.name))
+    net = models.build(found.recipe.model, classes, channels)
     try:
         net.load_state_dict(found.state)
     except RuntimeError as problem:
-        if recipe.model not in models.MODELS or "size mismatch" not in str(problem):  # one's own may be another now
-            raise
-        raise ValueError(changed) from problem
+        raise ValueError(f"the weights of {found.name} do not fit {found.recipe.model}: {problem}") from problem
     return net
 
 
 def load(path: str | Path) -> nn.Module:
     """Returns the net of a run, in eval mode on the CPU."""
     found = solution(path)
-    source = Sources(Execution(device="cpu")).get(replace(found.recipe, precision="fp32"), torch.device("cpu"))
-    return net_of(found, source).eval()
+    if not {"classes", "channels"} <= found.fingerprint.keys():
+        raise ValueError(f"{found.name} has no fingerprint.json that says for how many classes its net is: train again")
+    return _net(found, found.fingerprint["classes"], found.fingerprint["channels"], {}).eval()
 
 
 def tasks(

@@ -7,20 +7,14 @@ from pathlib import Path
 import torch
 
 from ssgd.lab.data.batches import Source
-from ssgd.lab.data.cifar import cifar
-from ssgd.lab.data.corpora import NAMES as SPEECH
-from ssgd.lab.data.corpora import is_speech, load_speech
-from ssgd.lab.data.digits import digit_images
 from ssgd.lab.data.download import data_folder
-from ssgd.lab.data.folder import Folder, fits
-from ssgd.lab.data.images import DeviceImages, ImageSet, fake_images
-from ssgd.lab.data.mnist import mnist
-from ssgd.lab.data.own import own_source
-from ssgd.lab.data.text import TextSource, fake_text, is_text, text
+from ssgd.lab.data.images import DeviceImages, ImageSet
 from ssgd.lab.imported import imported
 
-__all__ = ["NAMES", "Source", "check_name", "load"]
+__all__ = ["NAMES", "NORMALISED", "SPEECH", "Source", "check_name", "load"]
 
+NORMALISED = ("speaker", "global", "none")  # what features of speech are normalised over
+SPEECH = ("an4", "fsdd", "connected-digits", "wsj", "fake-speech")
 NAMES = ("cifar10", "cifar100", "mnist", "fashion-mnist", "digits", "fake", "ptb", "fake-text", *SPEECH)
 
 
@@ -52,8 +46,18 @@ def load(
     files that cannot be used: ``"raise"`` ends with the first, ``"skip"`` goes on without them and lists them in
     ``skipped``. ``spec_augment`` and ``normalise`` are for speech.
     """
-    path = Path(name).expanduser()
     known = name in NAMES
+    if known and name not in (*SPEECH, "ptb", "fake-text"):
+        images = _images(name, folder, download)
+        if held_out:
+            images = images.held_out(held_out)
+        return DeviceImages(images.limited(train_limit, test_limit), device, dtype, augment)
+    from ssgd.lab.data.corpora import is_speech, load_speech  # a training needs the readers of its own data alone
+    from ssgd.lab.data.folder import Folder, fits
+    from ssgd.lab.data.own import own_source
+    from ssgd.lab.data.text import TextSource, fake_text, is_text, text
+
+    path = Path(name).expanduser()
     if name in SPEECH or (not known and is_speech(path)):
         return load_speech(
             name,
@@ -77,11 +81,6 @@ def load(
             train_limit=train_limit,
             test_limit=test_limit,
         )
-    if known:
-        images = _images(name, folder, download)
-        if held_out:
-            images = images.held_out(held_out)
-        return DeviceImages(images.limited(train_limit, test_limit), device, dtype, augment)
     if _is_function(name):
         return own_source(
             name,
@@ -135,8 +134,15 @@ def _root(name: str, folder: str | Path | None) -> Path:
 
 def _images(name: str, folder: str | Path | None, download: bool) -> ImageSet:
     if name == "digits":
+        from ssgd.lab.data.digits import digit_images
+
         return digit_images()
     if name == "fake":
+        from ssgd.lab.data.images import fake_images
+
         return fake_images()
+    from ssgd.lab.data.cifar import cifar
+    from ssgd.lab.data.mnist import mnist
+
     reader = cifar if name.startswith("cifar") else mnist
     return reader(name, data_folder(folder), download)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from ...methods import registry
 from ..train.phases import Phase
 from ..train.recipe import Recipe
 
-ASIDE = {"name", "seeds", "precision", "evaluate_every"}  # evaluating more often changes nothing
+ASIDE = {"name", "seeds", "precision", "evaluate_every", "tolerance"}  # evaluating more often changes nothing
 IN_THE_SCHEDULE = {"method", "level", "phases", "lr", "epochs", "anneal", "warm_up", "lr_for_batch"}
 OF_POINTS = {"perturb", "bn_stats"}
 
@@ -33,9 +33,9 @@ def identity(recipe: Recipe) -> str:
     if any(method.takes_distribution() for method in methods):
         used |= {"distribution"}
     aside = ASIDE | IN_THE_SCHEDULE | ((OF_POINTS | {"per_rank", "distribution"}) - used)
-    fields = {name: value for name, value in vars(recipe).items() if name not in aside}
+    decided = {one.name: getattr(recipe, one.name) for one in fields(recipe) if one.name not in aside}
     phases = [vars(phase) for phase in _joined([_with_level(phase) for phase in schedule.phases])]
-    decided = {**fields, "phases": phases, "warm_up": float(schedule.warm_up), "peak": schedule.peak}
+    decided |= {"phases": phases, "warm_up": float(schedule.warm_up), "peak": schedule.peak}
     return json.dumps(decided, sort_keys=True)
 
 

@@ -170,7 +170,7 @@ def noise_units() -> Experiment:
     about = (
         "Which reading of the paper's noise level a lies on its figure 3: the peak of uniform noise in units of the "
         "layer's rms (uniform), a ratio ‖n‖ / ‖w‖ of a/√3, or that ratio itself (sphere)? ResNet20, CIFAR-100. "
-        "Batch-norm anew: its statistics gathered again for the clean weights, where a run tells it."
+        "Drawn with batch-norm's statistics gathered again for the clean weights, and with those of the training."
     )
     axes: dict[str, Any] = {"x": "the paper's level a", "y": "test accuracy, %"}
     return Experiment("noise_units", "The units of noise", about, tuple(cells), also=(base,), **axes)

@@ -52,7 +52,7 @@ def paired(ours: Mapping[int, float], base: Mapping[int, float], less_is_better:
     return Difference(found.mean, found.sd, found.count, found.mean - reach, found.mean + reach, gained)
 
 
-def t_quantile(share: float, freedom: int) -> float:
+def t_quantile(share: float, freedom: float) -> float:
     """Of Student's t: with t = √ν tan θ its density is that of cos^(ν−1) θ, which is summed over a fine grid."""
     angle = np.linspace(0.0, math.pi / 2, 100_001)
     density = np.cos(angle) ** (freedom - 1)

@@ -6,41 +6,35 @@ from collections.abc import Iterable, Sequence
 
 from ..experiments.questions import targets_of_sgd
 from ..experiments.tables import targets
-from .outcomes import NOT_RUN, REPRODUCED, Outcome, compared, tally
+from .outcomes import Outcome, compared, tally
+from .verdicts import CALIBRATED, NOT_RUN
 from .wording import signed
 
 
 def counted(found: Iterable[Outcome]) -> str:
     """Counts the paper's numbers, each where it stands first."""
     first = first_of_each(found)
-    counts = tally(first)
-    ran = len(first) - counts.get(NOT_RUN, 0)
-    if not ran:
+    run = [one for one in first if one.verdict != NOT_RUN]
+    if not run:
         return f"None of the paper's {len(first)} numbers has been run."
-    said = ", ".join(f"{count} {name}" for name, count in counts.items() if name != NOT_RUN)
-    return f"Of the paper's {len(first)} numbers, each counted once, {ran} {'was' if ran == 1 else 'were'} run: {said}."
+    fitted = sum(one.verdict == CALIBRATED for one in run)
+    single = sum(one.sample is not None and one.sample.count == 1 for one in run)
+    judged = [one for one in run if one.verdict != CALIBRATED]
+    return (
+        f"Of the paper's {len(first)} numbers, each counted once, {len(run)} {'was' if len(run) == 1 else 'were'} run, "
+        f"{single} of them on a single seed. {fitted} are calibrated and not counted. "
+        f"{_said('Accuracy', [one.verdict for one in judged])}"
+    ).strip()
 
 
 def gains_of_the_paper(found: Iterable[Outcome]) -> str:
-    """Says how many of the numbers that the paper compares with SGD's are reproduced, and how our gains compare."""
-    run = [one for one in first_of_each(found) if one.cell.gain is not None and one.gain is not None]
-    same = [one for one in run if one.verdict == REPRODUCED]
-    if not same:
-        return ""
-    single = sum(one.sample is not None and one.sample.count == 1 for one in same)
-    less = sum(abs(one.gain or 0.0) < abs(one.cell.gain or 0.0) for one in same)
-    said = (
-        f"Of those, {len(run)} have a gain or a loss over SGD: {len(same)} are reproduced, {single} of them by a "
-        f"single seed, and in {less} of the {len(same)} ours is smaller than the paper's."
-    )
-    again = [one for one in run if one.again_verdict is not None]
-    if not again:
-        return said
-    before, after = sum(o.verdict == REPRODUCED for o in again), sum(o.again_verdict == REPRODUCED for o in again)
-    return (
-        f"{said} {len(again)} tell their accuracy with batch-norm's statistics gathered again for the clean weights "
-        f"too: by that {after} of them are reproduced, by their own {before}."
-    )
+    """Counts the verdicts of the gains, of the numbers that the paper compares with SGD's."""
+    return _said("Gain over SGD", [o.gain_verdict for o in first_of_each(found) if o.gain_verdict != CALIBRATED])
+
+
+def _said(what: str, verdicts: Sequence[str | None]) -> str:
+    counts = {name: count for name, count in tally(verdicts).items() if name not in (NOT_RUN, CALIBRATED)}
+    return f"{what}: {', '.join(f'{count} {name}' for name, count in counts.items())}." if counts else ""
 
 
 def first_of_each(found: Iterable[Outcome]) -> list[Outcome]:

@@ -14,7 +14,8 @@ from ..experiments.rows import Results
 from ..experiments.statistics import Sample
 from ..experiments.tables import targets
 from .measured import Array, Measured, Spectrum, Surface, plain
-from .outcomes import NOT_REPRODUCED, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED, Outcome, compared
+from .outcomes import Outcome, compared
+from .verdicts import BELOW, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED
 
 Chart = dict[str, Any]
 Point = tuple[float | None, ...]
@@ -215,7 +216,7 @@ def spectrum_outcomes(name: str, measured: Measured) -> list[Outcome]:
     difference = float(np.mean(largest[0]) - np.mean(largest[1]))
     if any(map(is_small, found)):
         return [_measured_once(cell, difference, UNDECIDED, small=True)]
-    return [_measured_once(cell, difference, REPRODUCED if difference > 0 else NOT_REPRODUCED)]
+    return [_measured_once(cell, difference, REPRODUCED if difference > 0 else BELOW)]
 
 
 def baseline_chart(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
@@ -236,9 +237,9 @@ def units_chart(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
         mine = [o for o in found if o.cell.column == distribution]
         points = [(o.cell.x, o.sample.mean, o.sample.sd) for o in mine if o.sample]
         series += [curve(distribution, points, False, place)] if points else []
-        again = [(o.cell.x, o.again.mean, o.again.sd) if o.again else (o.cell.x, None) for o in mine]
-        name = f"{distribution}, batch-norm anew"
-        series += [curve(name, again, False, (3, 6)[place])] if any(o.again for o in mine) else []
+        own = [(o.cell.x, o.own.mean, o.own.sd) if o.own else (o.cell.x, None) for o in mine]
+        name = f"{distribution}, statistics of the training"
+        series += [curve(name, own, False, (3, 6)[place])] if any(o.own for o in mine) else []
     return [chart(part.name, part.x, part.y, series)]
 
 

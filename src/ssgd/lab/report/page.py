@@ -14,7 +14,8 @@ from ..experiments.rows import Results
 from .answers import answer, counted, gains_of_the_paper
 from .charts import SPECTRA, Chart, charts_of, spectrum_outcomes, surface_of
 from .measured import Measured, read_measured
-from .outcomes import NOT_RUN, RULE, Outcome, compared, outcomes, tally
+from .outcomes import Judge, Outcome, compared, tally
+from .verdicts import NOT_RUN, RULE, rates
 from .wording import number, signed, spread
 
 
@@ -29,14 +30,20 @@ class Shown:
 
     @property
     def counts(self) -> dict[str, int]:
-        return tally(self.outcomes)
+        return tally([one.verdict for one in self.outcomes])
+
+    @property
+    def gain_counts(self) -> dict[str, int]:
+        return tally([one.gain_verdict for one in self.outcomes])
 
     @property
     def verdict(self) -> str:
         """The verdicts of the whole part in words."""
         if set(self.counts) == {NOT_RUN}:
             return NOT_RUN
-        return ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        told = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        gains = ", ".join(f"{count} {name}" for name, count in self.gain_counts.items())
+        return f"{told}; gains: {gains}" if gains else told
 
     @property
     def run(self) -> list[Outcome]:
@@ -91,7 +98,8 @@ def render(results: Results, measured: Measured) -> str:
         import jinja2
     except ImportError:
         raise ImportError("the page needs jinja2: pip install 'ssgd[report]'") from None
-    every = [show(one, results, measured) for one in experiments()]
+    judge = Judge(results)
+    every = [show(one, judge, measured) for one in experiments()]
     shown, asked = [s for s in every if s.part.part], [s for s in every if not s.part.part]
     found = [one for s in shown for one in s.outcomes]
     summary = next((first_group(c) for s in asked if s.part.name == "equal_cost" for c in s.charts), None)
@@ -111,6 +119,7 @@ def render(results: Results, measured: Measured) -> str:
         runs=len(rows),
         devices=sorted({device_name(row["device"]) for row in rows if row.get("device")}),
         rule=RULE,
+        rates=rates(),
         complaints=[*results.skipped, *measured.complaints],
         smoke=len(results.rows) - len(rows),
         data={"charts": drawn, "surfaces": {s.part.name: s.surfaces for s in shown if s.surfaces}},
@@ -120,10 +129,10 @@ def render(results: Results, measured: Measured) -> str:
     return page
 
 
-def show(part: Experiment, results: Results, measured: Measured) -> Shown:
-    found = spectrum_outcomes(part.name, measured) if part.name in SPECTRA else outcomes(part, results)
+def show(part: Experiment, judge: Judge, measured: Measured) -> Shown:
+    found = spectrum_outcomes(part.name, measured) if part.name in SPECTRA else judge.outcomes(part)
     surfaces = [surface_of(plane) for plane in measured.planes(part.name)]
-    return Shown(part, found, charts_of(part, found, results, measured), surfaces)
+    return Shown(part, found, charts_of(part, found, judge.results, measured), surfaces)
 
 
 def first_group(chart: Chart) -> Chart:

@@ -1,4 +1,4 @@
-"""What a recipe's training is made of, as functions of the recipe: net, base optimizer, method, and step."""
+"""The parts of a training, as functions of its recipe: net, base optimizer and method."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _transform(net: nn.Module, schedule: Schedule, perturb: str) -> None:
 
 
 def base_options(recipe: Recipe, device: torch.device, sharded: bool) -> dict[str, Any]:
-    """How the base steps: fused where its tensors are whole, and Adam so that a CUDA graph can hold it."""
+    """The base's options: fused where its tensors are whole, and Adam so that a CUDA graph can hold it."""
     adam = {} if recipe.optimizer == "sgd" else {"capturable": not sharded and device.type == "cuda"}
     return {"fused": not sharded, **adam}
 

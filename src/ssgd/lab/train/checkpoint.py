@@ -74,7 +74,7 @@ class Checkpoints:
             except (OSError, ValueError) as problem:
                 warnings.warn(f"{problem}; it is passed over for the one before it", stacklevel=2)
                 continue
-            return position, _state(content)
+            return position, _state(content, path)
         if files:
             raise ValueError(
                 f"none of the {len(files)} checkpoints in {self.folder} is whole: copy one back from elsewhere,"
@@ -91,13 +91,15 @@ class Checkpoints:
 def weights(path: str | Path) -> dict[str, Tensor]:
     """Returns the model's weights, ``state["model"]``, of a checkpoint file, or of the newest in a run's folder."""
     path = Path(path)
-    if not path.is_dir():
-        model: dict[str, Tensor] = _state(_whole(path))["model"]
-        return model
-    newest = Checkpoints(path / "checkpoints" if (path / "checkpoints").is_dir() else path).load()
-    if newest is None:
-        raise FileNotFoundError(f"there is no checkpoint in {path}: name a run's folder, or one of its checkpoints")
-    model = newest[1]["model"]
+    if path.is_dir():
+        newest = Checkpoints(path / "checkpoints" if (path / "checkpoints").is_dir() else path).load()
+        if newest is None:
+            raise FileNotFoundError(f"there is no checkpoint in {path}: name a run's folder, or one of its checkpoints")
+        model: Any = newest[1].get("model")
+    else:
+        model = _state(_whole(path), path).get("model")
+    if not isinstance(model, dict) or not all(isinstance(value, Tensor) for value in model.values()):
+        raise ValueError(f"{path} holds no weights of a model: name another checkpoint")
     return model
 
 
@@ -108,8 +110,13 @@ def _whole(path: Path) -> bytes:
     return content
 
 
-def _state(content: bytes) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+def _state(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # of a forged file nearly any
+        raise ValueError(f"{path} is no checkpoint of ssgd: delete it, or the run's folder to start again") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} is no checkpoint of ssgd: delete it, or the run's folder to start again")
     return state
 
 
@@ -156,7 +163,7 @@ def _listed(header: bytes, path: str | Path) -> dict[str, Tensor]:
         entries = json.loads(header)
         entries.pop("__metadata__", None)
         entries = sorted((entry["data_offsets"], name, _without_numbers(entry)) for name, entry in entries.items())
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError, OverflowError) as error:
         raise ValueError(f"{path} is damaged, or no safetensors file of plain numbers: write it again") from error
     end = 0
     for offsets, name, tensor in entries:

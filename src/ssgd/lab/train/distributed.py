@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +28,12 @@ from .recipe import Recipe
 T = TypeVar("T")
 Batch = tuple[Tensor, ...]
 NEED_REPLICAS = ("mirror", "swa", "ema")
+PATIENCE = timedelta(minutes=10)  # with a rank that does not answer
+LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
+
+
+class RankLost(ConnectionError):
+    """Another process of a training was killed, or does not answer."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +44,11 @@ class Ranks:
     count: int = 1
     on_this_host: int = 0
 
-    @property
+    @cached_property
     def first(self) -> bool:
         return self.rank == 0
 
-    @property
+    @cached_property
     def several(self) -> bool:
         return self.count > 1
 
@@ -55,14 +63,21 @@ def joined(device: str) -> Iterator[Ranks]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=fresh_part(store, rank, count), rank=rank, world_size=count)
+    part = fresh_part(store, rank, count)
+    dist.init_process_group(backend, store=part, rank=rank, world_size=count, timeout=PATIENCE)
     try:
         yield _present()
-    except BaseException:
+        dist.barrier()  # who leaves first would close what others still talk through
+    except BaseException as problem:
         if device == "cpu":  # its closed sockets tell the others; NCCL would wait for them, who may wait for us
             dist.destroy_process_group()
+        if isinstance(problem, RuntimeError) and any(word in str(problem) for word in LOST):
+            raise RankLost(
+                "another process of this training ended, or did not answer for"
+                f" {PATIENCE.total_seconds() / 60:g} minutes: see what it said; the same torchrun command goes on from"
+                " the last checkpoint"
+            ) from problem
         raise
-    dist.barrier()  # who leaves first would close what others still talk through
     dist.destroy_process_group()
 
 

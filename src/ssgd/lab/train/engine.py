@@ -25,17 +25,21 @@ from .recipe import Recipe
 from .running import Diverged
 
 TIME_IS_UP = -1  # where a signal's number would stand
+SIGNAL_TAKES = 1.0  # seconds at most from one process to the next
 
 
 class Stopped(Exception):
-    """Asked to stop, by a signal or because the time is up; everything is saved."""
+    """Asked to stop, by a signal or because the time is up.
 
-    def __init__(self, number: int) -> None:
+    ``saved``: whether everything is; where the signal ended the loader's workers too, the last checkpoint remains.
+    """
+
+    def __init__(self, number: int, saved: bool = True) -> None:
         super().__init__("the time is up" if number == TIME_IS_UP else f"stopped by {signal.Signals(number).name}")
-        self.number = number
+        self.number, self.saved = number, saved
 
-    def __reduce__(self) -> tuple[type[Stopped], tuple[int]]:
-        return Stopped, (self.number,)
+    def __reduce__(self) -> tuple[type[Stopped], tuple[int, bool]]:
+        return Stopped, (self.number, self.saved)
 
 
 class Listener:
@@ -139,13 +143,13 @@ def drive(
         nonlocal at_once
         at_once = len(live)  # no more have room: it begins again when one of them has ended
         waiting.append(job)
-        job.say(f"{job.label}: no memory beside the others; it waits until one of them has ended")
+        job.say(f"{job.label}: no memory next to the others; it waits until one of them has ended")
 
     try:
         while waiting or live:
             while waiting and len(live) < at_once and not asked():
                 job = waiting.popleft()
-                with alone(job, beside_others=bool(live)):
+                with alone(job, among_others=bool(live)):
                     job.begin(sources)
                     listener.begin(job)
                 if job.over:
@@ -157,9 +161,9 @@ def drive(
                 else:
                     live.append(job)
             for job in list(live):
-                with alone(job, beside_others=len(live) > 1):
+                with alone(job, among_others=len(live) > 1):
                     job.stop_asked = job.stop_asked or stop() is not None
-                    with listener.step(job):
+                    with listener.step(job), told_apart(stop):
                         samples = job.advance()
                     listener.passed(job, samples)
                 if job.over:
@@ -178,10 +182,12 @@ def drive(
 
 
 @contextmanager
-def alone(job: Job, beside_others: bool = False) -> Iterator[None]:
-    """What goes wrong inside is this job's own. Where there was no room for it beside others it is closed, not over."""
+def alone(job: Job, among_others: bool = False) -> Iterator[None]:
+    """Keeps an exception to this job. Where it found no memory next to other jobs, it is closed but not over."""
     try:
         yield
+    except Stopped:
+        raise
     except Exception as problem:
         if job.ranks.several and not isinstance(problem, Diverged):  # which all ranks see alike
             raise  # the others wait: all must end
@@ -192,9 +198,25 @@ def alone(job: Job, beside_others: bool = False) -> Iterator[None]:
         if isinstance(problem, torch.cuda.OutOfMemoryError):
             gc.collect()  # a run and its steps know each other
             torch.cuda.empty_cache()
-            if beside_others:
+            if among_others:
                 return
         job.failure = problem
+
+
+@contextmanager
+def told_apart(stop: Callable[[], int | None]) -> Iterator[None]:
+    """Where a signal to all processes ends the workers of a loader first, their end is no failure of the run."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if "DataLoader worker" not in str(problem):
+            raise
+        end = time.monotonic() + SIGNAL_TAKES
+        while stop() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        if (number := stop()) is None:
+            raise
+        raise Stopped(number, saved=False) from problem
 
 
 def let_go(problem: BaseException | None) -> None:
@@ -237,7 +259,7 @@ def stop_on_signal() -> Iterator[Callable[[], int | None]]:
 
 
 def explain(problem: BaseException) -> str:
-    """What went wrong, as a sentence where it is something that a user can mend."""
+    """Returns what went wrong, as a sentence where it is something that a user can mend."""
     if isinstance(problem, DiskProblem):
         return f"{problem}. What was saved is whole: the same command goes on from there."
     if isinstance(problem, (ValueError, ImportError, OSError, Diverged)):

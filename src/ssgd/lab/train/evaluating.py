@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,18 @@ def with_recomputed_bn(run: Run) -> dict[str, float]:
     if run.source.kind != "images" or not tracking_layers(run.net) or always_recomputes(run):
         return {}
     return {"test_accuracy_recomputed_bn": evaluate(run, "test", recompute=True)["test_accuracy"]}
+
+
+def tolerance_figures(run: Run) -> dict[str, Any]:
+    """The figures of the weights under damage, where the recipe asks for them and every process has all weights."""
+    if not run.recipe.tolerance or run.sharded:
+        return {}
+    from ...analysis.tolerance import tolerance_of
+    from .tasks import judged_by_test, tasks_of
+
+    with run.on_stream(), _evaluated_net(run, recompute=False) as net:
+        tasks = tasks_of(net, run.source, run.recipe, large=True, decode=True)
+        return {"tolerance": tolerance_of(judged_by_test(tasks), draws=10)}
 
 
 def averaged_net(run: Run) -> nn.Module | None:

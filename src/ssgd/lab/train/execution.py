@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -58,7 +59,7 @@ class Execution:
         if self.graph and self.kind == "cpu":
             raise ValueError("graph=true needs a GPU, and this would train on the CPU: leave it out")
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """cpu or cuda."""
         if self.device == "auto":

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from ...analysis.acceleration import captured_in
+from ...core.capture import captured_in
 from ...core.halves import halves
 from ...core.point_optimizer import PointOptimizer
 from ...core.random_state import capturing
@@ -43,7 +43,7 @@ def can_pair(opt: PointOptimizer, model: nn.Module) -> bool:
 
 
 def _share_memory(parameters: Sequence[Tensor]) -> bool:
-    """Whether two of them lie in the same place: only one of the two would be moved."""
+    """Whether two of them share memory: only one of the two would be perturbed."""
     addresses = [p.data_ptr() for p in parameters if p.numel()]
     return len({*addresses}) < len(addresses)
 
@@ -63,9 +63,9 @@ class PairStep(Step):
         self.side = side
         self.objective_at = compiled_for(self.sums.device, objective_at) if compiled else objective_at
         norms = [(name, m) for name, m in self.model.named_modules() if isinstance(m, _NormBase)]
-        own = {f"{name}.{b}".lstrip("."): (m, t) for name, m in norms for b, t in m.named_buffers(recurse=False)}
-        self.statistics = {name: t for name, (_, t) in own.items() if t.is_floating_point()}
-        self.keeps = [1 - float(own[name][0].momentum or 0) for name in self.statistics]
+        found = {f"{name}.{b}".lstrip("."): (m, t) for name, m in norms for b, t in m.named_buffers(recurse=False)}
+        self.statistics = {name: t for name, (_, t) in found.items() if t.is_floating_point()}
+        self.keeps = [1 - float(found[name][0].momentum or 0) for name in self.statistics]
         self.moved = [{name: torch.empty_like(t) for name, t in self.statistics.items()} for _ in range(2)]
 
     def __call__(self, *batch: Tensor) -> None:
@@ -87,7 +87,7 @@ class PairStep(Step):
         self._update()
 
     def _leaves(self, moved: dict[Tensor, Tensor]) -> Weights:
-        """Every parameter as a leaf of its own: where the point is, or, for those without noise, where w is."""
+        """Every parameter as a leaf: at the point, or at w for those without noise."""
         return {
             name: moved.get(p, p).detach().requires_grad_(p.requires_grad) for name, p in self.model.named_parameters()
         }
@@ -103,15 +103,13 @@ class PairStep(Step):
         return list(torch.autograd.grad(loss, leaves, allow_unused=True)), counted
 
     def _leave_gradients(self, grads: Sequence[Sequence[Tensor | None]], shares: list[float]) -> None:
-        """p.grad as two backward passes leave it: rescaled so that each pass enters with factor one."""
+        """Leaves in p.grad what two passes leave there: each gradient times its share, added up in their order."""
         found = zip((p for p in self.model.parameters() if p.requires_grad), *grads, strict=True)
         used = [(p, pair) for p, *pair in found if any(g is not None for g in pair)]
         trained = [p for p, _ in used]
         total, second = ([laid_out_as(p, pair[i]) for p, pair in used] for i in (0, 1))
-        if shares[0] != shares[1]:
-            torch._foreach_mul_(total, shares[0] / shares[1])
-        torch._foreach_add_(total, second)
-        torch._foreach_mul_(total, shares[1])
+        torch._foreach_mul_(total, shares[0])
+        torch._foreach_add_(total, second, alpha=shares[1])
         for p, gradient in zip(trained, total, strict=True):
             p.grad = gradient
 
@@ -126,7 +124,7 @@ class PairStep(Step):
 
     @contextmanager
     def _forked(self) -> Iterator[AbstractContextManager[Any]]:
-        """What puts a pass on the other stream; joined also where a pass fails, or a capture could not end."""
+        """Yields a context for a pass on the other stream. It is joined also where a pass fails: captures must end."""
         if self.side is None:
             yield nullcontext()
             return
@@ -145,7 +143,7 @@ def laid_out_as(p: Tensor, gradient: Tensor | None) -> Tensor:
 
 
 def objective_at(objective: Objective, net: nn.Module, state: Weights, *part: Tensor) -> tuple[Tensor, Tensor]:
-    """The objective with other weights and buffers than the net's own."""
+    """The objective with other weights and buffers than those of the net."""
 
     def model(*inputs: Tensor) -> Any:
         return functional_call(net, state, inputs)
@@ -184,7 +182,10 @@ class GraphSteps:
         self._graphs: dict[tuple[torch.Size, ...], GraphStep] = {}
 
     def capture(self, batch: tuple[Tensor, ...]) -> bool:
-        """To be called before a step: captures what is missing, which draws random numbers, and says whether it did."""
+        """Captures a step for batches of this shape, if there is none, and returns whether it did.
+
+        Capturing draws random numbers.
+        """
         shapes = _shapes(batch)
         if shapes in self._graphs:
             return False
@@ -196,7 +197,7 @@ class GraphSteps:
 
 
 class GraphOf:
-    """What ``work()`` computes from tensors that stay where they are, captured once: every call computes it anew."""
+    """Captures ``work()`` once; every call computes its result again from the same tensors, with their new values."""
 
     def __init__(self, work: Callable[[], Tensor]) -> None:
         work()

@@ -146,7 +146,7 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(config: type[Config], found: Mapping[str, Any]) -> Config:
-    """What ``to_json`` gave; a field that is not there has its default."""
+    """Rebuilds what ``to_json`` wrote; a field that is not there has its default."""
     kinds = types_of(config)
     if unknown := [key for key in found if key not in kinds]:
         raise ValueError(f"a {config.__name__.lower()} has no field {unknown[0]!r}: it comes from another ssgd")

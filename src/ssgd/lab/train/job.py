@@ -19,14 +19,16 @@ from ..data.faults import Skipped, counts
 from ..data.registry import Source, load
 from .checkpoint import Checkpoints, write_safetensors
 from .distributed import Ranks, by_first, total
-from .evaluating import with_recomputed_bn
+from .evaluating import tolerance_figures, with_recomputed_bn
 from .execution import Execution, resolved
+from .fingerprint import check_unchanged, of_files, of_model, of_words
 from .kinds import figure
 from .recipe import Recipe
 from .rundir import RunDir, environment
 from .running import Diverged, Run
 
 TOLD = 20  # of what was skipped in the data, at the terminal
+OF_DATA = ("augment", "train_limit", "test_limit", "held_out", "image_size", "bad", "normalise", "spec_augment")
 ROUND = 20  # steps after which ranks ask each other whether to stop or to save
 
 
@@ -38,6 +40,7 @@ class Job:
     ) -> None:
         self.recipe = replace(resolved(recipe, execution.kind), seeds=(seed,))
         self.seed, self.execution, self.ranks, self.say = seed, execution, ranks, say
+        self.label = f"{recipe.name}/seed-{seed}"
         self.folder = execution.run_folder(recipe, seed)
         self.directory = RunDir(self.folder)
         self.checkpoints = Checkpoints(self.folder / "checkpoints", execution.keep)
@@ -49,10 +52,6 @@ class Job:
         self.stop_asked = False
         self.stopped = False  # asked to, and saved
         self._events: Any = None  # TensorBoard's writer
-
-    @property
-    def label(self) -> str:
-        return f"{self.recipe.name}/seed-{self.seed}"
 
     @property
     def samples_to_come(self) -> float:
@@ -84,8 +83,7 @@ class Job:
         source = sources.get(self.recipe, device)
         if ranks.first:
             self._note_skipped(source.skipped, sources.untold(source))
-        if words := getattr(source, "vocabulary", None):
-            by_first(ranks, partial(self.directory.keep_vocabulary, words))
+        by_first(ranks, partial(self._keep_fingerprint, source))
         self.run = Run(
             self.recipe,
             self.seed,
@@ -126,6 +124,7 @@ class Job:
         assert self.run is not None
         state = self.run.state()
         if self.ranks.first:
+            self.directory.check_mine()
             self.checkpoints.save(self.run.position, state)
             if self.run.step_in_epoch:  # at the end of an epoch it is there already
                 self._add_timing(self.run.epoch)
@@ -152,10 +151,24 @@ class Job:
     def _open(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """The result, if the run is finished; else what its last checkpoint holds, if there is one."""
         state = self.directory.open(self.recipe.to_json(), environment())
+        if known := self.directory.fingerprint():
+            model = of_model(self.recipe, known.get("classes", 0), known.get("channels", 0))
+            files = of_files(self.recipe, self.execution.folder)
+            check_unchanged(known, {**known, **model, **files}, self.recipe, self.folder)
         if state == "finished":
             return self.directory.result(), None
         saved = self.checkpoints.load()
         return None, None if saved is None else saved[1]
+
+    def _keep_fingerprint(self, source: Source) -> None:
+        """Keeps what the run is trained with; whoever comes back to it must have the same."""
+        words = of_words(getattr(source, "vocabulary", None))
+        model = of_model(self.recipe, source.classes, source.channels)
+        now = {**model, **of_files(self.recipe, self.execution.folder), **words}
+        if known := self.directory.fingerprint():
+            check_unchanged(known, now, self.recipe, self.folder)
+        else:
+            self.directory.write_fingerprint(now)
 
     def _note_skipped(self, skipped: Sequence[Skipped], untold: bool) -> None:
         """All that was skipped in the data goes to a file of the run; the terminal hears of it once."""
@@ -200,6 +213,7 @@ class Job:
         result = self._row(run, self._figures(run))
         weights = run.weights()
         if self.ranks.first:
+            self.directory.check_mine()
             write_safetensors(self.folder / "weights.safetensors", weights)
             self.directory.write_result(result)
         self._add_to_results(result)
@@ -212,7 +226,7 @@ class Job:
             return
         file, line = Path(self.execution.results), json.dumps(result)
         with explained(file):
-            *lines, torn = file.read_bytes().split(b"\n") if file.exists() else [b""]
+            *lines, torn = file.read_bytes().split(b"\n") if file.is_file() else [b""]
         if line.encode() not in lines:
             append_line(file, ("\n" if torn else "") + line)
 
@@ -223,13 +237,13 @@ class Job:
         marks = [row["seconds"] for row in self.directory.timings()]
         return [a for a, b in zip(marks, [*marks[1:], 0.0], strict=True) if b < a]
 
-    def _figures(self, run: Run) -> dict[str, float]:
+    def _figures(self, run: Run) -> dict[str, Any]:
         figures = {key: value for part in run.kind.at_the_end for key, value in run.evaluate(part).items()}
         told = {key: value for key, value in run.history[-1].items() if key.startswith(run.kind.every_epoch)}
-        return {**figures, **told, **with_recomputed_bn(run)}
+        return {**figures, **told, **with_recomputed_bn(run), **tolerance_figures(run)}
 
     def _row(self, run: Run, outcome: Mapping[str, Any]) -> dict[str, Any]:
-        """What was trained, what came of it, where, and the course it took."""
+        """The row of a run: recipe, outcome, environment, and the course it took."""
         recipe, seconds = self.recipe, sum(self._stretches())
         method = registry.get(recipe.method)
         where = environment()
@@ -241,6 +255,7 @@ class Job:
             "mode": "split" if method.halves else method.fixed.get("mode", "both"),
             "level": recipe.level,
             "distribution": _distribution(run),
+            "noise_stream": run.noise_stream,
             "phases": recipe.phases,
             "weight_decay": recipe.weight_decay,
             "devices": recipe.devices,
@@ -267,7 +282,7 @@ def _distribution(run: Run) -> str | None:
 
 
 def _curves(history: list[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """What else was told of each epoch: the loss of its passes, and the validation part where there is one."""
+    """The other figures of each epoch: the loss of its passes, and the validation part where there is one."""
     names = [name for name in (history[-1] if history else {}) if name == "loss" or name.startswith("valid_")]
     return {name: [None if name not in row else round(row[name], 4) for row in history] for name in names}
 
@@ -290,24 +305,17 @@ class Sources:
 
     def get(self, recipe: Recipe, device: torch.device) -> Source:
         dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-        limits = recipe.train_limit, recipe.test_limit, recipe.held_out, recipe.image_size
-        key = (recipe.data, dtype, recipe.augment, *limits, recipe.bad, recipe.normalise, recipe.spec_augment)
+        given: dict[str, Any] = {name: getattr(recipe, name) for name in OF_DATA}
+        key = (recipe.data, dtype, *given.values())
         if key not in self._loaded:
             self._loaded[key] = load(
                 recipe.data,
                 self.execution.folder,
                 device=device,
                 dtype=dtype,
-                augment=recipe.augment,
-                train_limit=recipe.train_limit,
-                test_limit=recipe.test_limit,
-                held_out=recipe.held_out,
                 download=self.execution.download,
                 workers=self.execution.workers,
-                image_size=recipe.image_size,
-                bad=recipe.bad,
-                normalise=recipe.normalise,
-                spec_augment=recipe.spec_augment,
+                **given,
             )
         return self._loaded[key]
 

@@ -19,7 +19,7 @@ FIGURES = {"accuracy": " %", "perplexity": "", "wer": " %", "cer": " %"}  # with
 
 
 class Kind(Protocol):
-    """What every kind of learning offers."""
+    """The interface of a kind of learning."""
 
     samples: str  # the word for what a batch is made of
     compiles: bool  # whether torch.compile may have the objective

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...methods import registry
 
@@ -29,7 +30,7 @@ class Phase:
         """Forward and backward passes over the data."""
         return self.epochs * self.passes_a_step
 
-    @property
+    @cached_property
     def passes_a_step(self) -> float:
         method = registry.get(self.method)
         return 1.0 if self.level == 0 and method.off_at_zero else method.passes
@@ -59,7 +60,7 @@ class Schedule:
     decay: float = 1.0
     decay_after: int = 0
 
-    @property
+    @cached_property
     def epochs(self) -> int:
         return sum(phase.epochs for phase in self.phases)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -12,18 +13,18 @@ from ...core.noise import DISTRIBUTIONS
 from ...core.selection import KINDS
 from ...methods import registry
 from ..data.faults import BAD
-from ..data.speech.frames import NORMALISED
+from ..data.registry import NORMALISED
 from . import fields
 from .fields import declared
 from .phases import Schedule, parse
 
-NEED_EVERY_PASS = ("sam", "asam", "entropy-sgd")
+NEED_EVERY_PASS = ("sam", "asam", "sam-10", "entropy-sgd")
 LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on what and how. Two runs of one recipe and seed end the same."""
+    """Everything that decides the result of a training. Two runs of one recipe and seed end the same."""
 
     name: str = declared("custom", "The name of the runs, and of the folder that they lie in.")
     model: str = declared("resnet20", "A model that `ssgd models` lists, or package.module:function of your own.")
@@ -110,12 +111,17 @@ class Recipe:
     parallel: str = declared("ddp", "How several processes share a training.", choices=("ddp", "fsdp"))
     sync_batchnorm: bool = declared(False, "Takes batch-norm's statistics over all devices instead of each.")
     recompute_bn: bool = declared(False, "Evaluates with batch-norm's statistics gathered again for the clean weights.")
+    tolerance: bool = declared(
+        False, "Measures the final weights under noise, pruning and few bits too, unless they are sharded."
+    )
     evaluate_every: int = declared(1, "The epochs from one evaluation to the next; the last is always made.", least=1)
     seeds: tuple[int, ...] = declared((0,), "The seeds; there is a run for each.", least=0, most=LARGEST_SEED)
 
     def __post_init__(self) -> None:
         fields.check(self)
         name = PurePath(self.name)
+        if self.name in ("nan", "inf", "-inf"):
+            raise ValueError(f"name={self.name} would be read back as a number: choose another name")
         if not name.parts or name.is_absolute() or ".." in name.parts:
             raise ValueError(f"name={self.name!r} names no folder inside that of the runs: say with out= where they go")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -157,7 +163,7 @@ class Recipe:
                 f" torchrun --nproc-per-node {self.devices}"
             )
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         scale = 1.0 if self.lr_for_batch is None else self.batch / self.lr_for_batch
         rates = tuple(rate * scale for rate in self.lr)
@@ -200,7 +206,7 @@ class Recipe:
 
     def __str__(self) -> str:
         plain, schedule = Recipe(), self.schedule
-        told = {key: value for key, value in self.__dict__.items() if key in MAIN or value != getattr(plain, key)}
+        told = {key: value for key, value in asdict(self).items() if key in MAIN or value != getattr(plain, key)}
         lines = [f"{key} = {value!r}" for key, value in told.items()]
         length = "1 epoch that costs" if schedule.epochs == 1 else f"{schedule.epochs} epochs that cost"
         cost = f"{length} as much as {schedule.passes:g} of plain SGD"
@@ -223,10 +229,10 @@ def _with_level(change: str) -> list[str]:
 
 
 def setting_hint(key: str, text: str, values: Mapping[str, Any]) -> str | None:
-    """What to write for the name of a method's setting, which is no field of a recipe."""
+    """Says how to set a method's setting, whose name is no field of a recipe."""
     for method in (registry.METHODS.get(values.get("method", "split")), *registry.METHODS.values()):
-        for place, setting in enumerate(method.settings if method else ()):
+        for index, setting in enumerate(method.settings if method else ()):
             if method and key == setting.name:
-                words = f"method={method.name}:{text}" if place == 0 else f"method={method.name} settings.{key}={text}"
+                words = f"method={method.name}:{text}" if index == 0 else f"method={method.name} settings.{key}={text}"
                 return f"{'the noise level' if key == 'noise' else key} is part of the method: {words}"
     return None

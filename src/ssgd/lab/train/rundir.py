@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -33,8 +32,9 @@ class RunDir:
     """One run's directory.
 
     ``recipe.json``: what was asked. ``environment.json``: where it ran; ``resumed.jsonl``: where it was taken up again.
-    ``metrics.jsonl``: what was measured, byte-equal in equal runs. ``timings.jsonl``: what is never equal.
-    ``checkpoints/``: where to go on. ``result.json``: the outcome, there once the run is finished.
+    ``fingerprint.json``: model and data as they were. ``metrics.jsonl``: what was measured, byte-equal in equal runs.
+    ``timings.jsonl``: what is never equal. ``checkpoints/``: where to go on. ``result.json``: the outcome, there once
+    the run is finished.
 
     All of it is strict JSON: nan, inf and -inf are written as the strings "nan", "inf" and "-inf", and come back as
     numbers. Reading needs no ``open``; after ``open`` the directory is this process's own until ``close`` or its death.
@@ -43,6 +43,7 @@ class RunDir:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._unlock: Callable[[], object] = lambda: None
+        self._locked: os.stat_result | None = None  # the file of the lock, as long as this process holds it
 
     def open(self, recipe_json: Mapping[str, Any], environment: Mapping[str, Any]) -> State:
         """Makes the directory one of this recipe, or refuses where it is another's; says what is there to do."""
@@ -55,6 +56,8 @@ class RunDir:
         for name in ("metrics.jsonl", "timings.jsonl", "resumed.jsonl"):
             drop_cut_line(self.path / name)
         if state == "new":
+            with explained(self.path):
+                (self.path / "fingerprint.json").unlink(missing_ok=True)
             self._write("environment.json", environment)
             self._write("recipe.json", {"format": FORMAT, **recipe_json})  # the last, for it marks a run
         elif state == "resume":
@@ -65,13 +68,26 @@ class RunDir:
 
     def close(self) -> None:
         """Lets others train here."""
+        self._locked = None
         self._unlock()
+
+    def check_mine(self) -> None:
+        """Raises a ValueError where the folder was deleted, or is another one now, since this process opened it."""
+        try:
+            there = self._locked is None or os.path.samestat(self._locked, os.stat(self.path / "lock"))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise ValueError(
+                f"{self.path} was deleted or replaced while this run trained in it: give the command again"
+            )
 
     @property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints")
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
+        self.check_mine()
         append_line(self.path / "metrics.jsonl", _line(row))
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -83,6 +99,7 @@ class RunDir:
         write_whole(self.path / "metrics.jsonl", "".join(_line(row) + "\n" for row in rows).encode())
 
     def add_timing(self, row: Mapping[str, Any]) -> None:
+        self.check_mine()
         append_line(self.path / "timings.jsonl", _line(row))
 
     def timings(self) -> list[dict[str, Any]]:
@@ -105,17 +122,12 @@ class RunDir:
             )
         return found
 
-    def vocabulary(self) -> str | None:
-        """The fingerprint of the words that a language model was trained on."""
-        return (self._read("vocabulary") or {}).get("sha256")
+    def fingerprint(self) -> dict[str, Any] | None:
+        return self._read("fingerprint")
 
-    def keep_vocabulary(self, words: Iterable[str]) -> None:
-        """Those of the text; whoever comes back to the run must have the same, in the same order."""
-        mine, known = fingerprint(words), self.vocabulary()
-        if known is None:
-            self._write("vocabulary.json", {"sha256": mine})
-        elif known != mine:
-            raise ValueError(f"the text is no longer the one that {self.path} was trained on: bring it back")
+    def write_fingerprint(self, row: Mapping[str, Any]) -> None:
+        """What the run is trained with besides its recipe."""
+        self._write("fingerprint.json", row)
 
     def _state(self, asked: Mapping[str, Any]) -> State:
         here, left = self.recipe(), self._left()
@@ -135,10 +147,13 @@ class RunDir:
                 + "\n  ".join(differing)
                 + "\nchoose another --out, or delete the folder to start again"
             )
-        return "resume" if self.result() is None else "finished"
+        result = self.result()
+        if result is not None and _differing(here, json.loads(_line(result.get("recipe", here)))):
+            raise ValueError(f"{self.path} has the result.json of another recipe: delete the folder to train again")
+        return "resume" if result is None else "finished"
 
     def _left(self) -> list[str]:
-        """What a run has left behind that would be lost."""
+        """The files of a run that would be lost."""
         names = ("metrics.jsonl", "checkpoints", "result.json")
         return [name for name in names if _content(self.path / name)]
 
@@ -157,8 +172,11 @@ class RunDir:
             raise ValueError(f"another process trains in {self.path}: wait for it, or choose another --out") from None
         except OSError:
             pass  # a file system without locks
+        self._locked = os.fstat(descriptor)
+        self.check_mine()
 
     def _write(self, name: str, row: Mapping[str, Any]) -> None:
+        self.check_mine()
         write_whole(self.path / name, (_line(row, indent=2) + "\n").encode())
 
     def _read(self, what: str) -> dict[str, Any] | None:
@@ -179,7 +197,7 @@ def find_runs(folder: str | Path) -> list[RunDir]:
 
 
 def environment() -> dict[str, Any]:
-    """What a run's numbers may depend on besides its recipe. The host's name is not among it."""
+    """All that a run's numbers may depend on besides its recipe. The host's name is not among it."""
     cuda = torch.cuda.is_available()
     return {
         "command": sys.orig_argv,
@@ -195,11 +213,6 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
     }
-
-
-def fingerprint(vocabulary: Iterable[str]) -> str:
-    """Of words in their order, by which a net knows them."""
-    return hashlib.sha256("\n".join(vocabulary).encode()).hexdigest()
 
 
 def _source(package: Path) -> dict[str, Any]:
@@ -255,7 +268,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def _parsed(line: bytes, where: str, what: str) -> dict[str, Any]:
     try:
         row: dict[str, Any] = _numbers(json.loads(line))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: repair it, or delete the run's folder") from error
     if not isinstance(row, dict) or not row:
         raise ValueError(f"{where} is no {what}: repair it, or delete the run's folder")

@@ -88,6 +88,7 @@ class Run:
         self.objective = compiled_for(device, plain) if self.compiled else plain
         self.lr: Tensor | float = torch.tensor(recipe.lr[0], device=device) if on_gpu else recipe.lr[0]
         self.opt: PointOptimizer | None = None
+        self._noise_stream: str | None = None
         self.test_graph: GraphOf | None = None
         self._step: Step | GraphSteps | None = None
         self._rate: float | None = None  # the number that the tensor lr holds
@@ -203,8 +204,21 @@ class Run:
                 f"the checkpoint is of format {state.get('format')}, and this ssgd reads format {FORMAT}:"
                 " go on with the ssgd that wrote it, or delete the run's folder to start again"
             )
+        try:
+            self._load(state)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (KeyError, AttributeError, TypeError, IndexError, ValueError, RuntimeError) as problem:
+            raise ValueError(
+                f"the checkpoint does not fit the run ({type(problem).__name__}: {problem}): it is damaged, or of"
+                " another net; delete the run's folder to start again"
+            ) from problem
+
+    def _load(self, state: dict[str, Any]) -> None:
         self.epoch, self.step_in_epoch = state["epoch"], state["step"]
         self.history = list(state["history"])
+        if not 0 <= self.position <= self.steps * self.schedule.epochs:
+            raise ValueError(f"epoch {self.epoch} of {self.schedule.epochs}")
         self._begin_phase()
         assert self.opt is not None
         with self.on_stream():
@@ -284,12 +298,19 @@ class Run:
         self.method = registry.get(self.phase.method)
         with self.on_stream():  # methods copy weights, which a step may still be changing
             options = base_options(self.recipe, self.device, self.sharded)
+            self._noise_stream = self.noise_stream
             base = build_base(self.recipe, self.net, self.lr, options) if self.opt is None else self.opt.release()
             self.opt = build_method(self.recipe, self.seed, self.phase_index, base, self.model, self.net)
             if self.recipe.per_rank is not False:
                 self.opt.as_ranks(self.devices_here)
             self._eager = self._make_step()
         self._step = None if self.graph else self._eager
+
+    @property
+    def noise_stream(self) -> str | None:
+        """The random stream of this phase's noise, else of the last one's that had noise: torch or philox."""
+        state = {} if self.opt is None else self.opt.rule.state(self.opt)
+        return state.get("noise_stream") or self._noise_stream
 
     def _make_step(self) -> Step:
         assert self.opt is not None

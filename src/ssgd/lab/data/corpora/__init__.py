@@ -16,7 +16,6 @@ from ssgd.lab.data.speech.source import SpeechSource
 from ssgd.lab.data.speech.utterances import Corpus, Utterance, held_out
 
 FORMATS[MAGIC] = read_sphere  # wherever a file of that kind is listed
-NAMES = ("an4", "fsdd", "connected-digits", "wsj", "fake-speech")
 FSDD_SPEAKERS = {"valid": ("yweweler",), "test": ("theo",)}  # the others are trained on
 
 
@@ -33,7 +32,7 @@ def load_speech(
     test_limit: int | None = None,
     held_out: int = 0,
 ) -> SpeechSource:
-    """Loads one of ``NAMES``, whose files lie in ``folder``, or a path for which :func:`is_speech` is true.
+    """Loads one of ``SPEECH`` of the registry, from ``folder``, or a path for which :func:`is_speech` is true.
 
     ``bad="skip"`` leaves out utterances that cannot be used and counts them, ``"raise"`` ends with the first.
     """

@@ -16,7 +16,6 @@ from ssgd.lab.data.faults import Faults, Unusable
 from ssgd.lab.data.speech.ctc import Alphabet, frames_needed
 from ssgd.lab.data.speech.utterances import Features, Utterance
 
-NORMALISED = ("speaker", "global", "none")
 LEAST = 1e-3  # the smallest deviation divided by: a feature that does not move stays where it is
 
 Failed = dict[int, tuple[str, str]]  # by the number of an utterance without features, the kind of fault and a sentence

@@ -13,9 +13,10 @@ from torch import Tensor
 from ssgd.core.checks import check_choice
 from ssgd.lab.data import batches
 from ssgd.lab.data.faults import Faults, counts
+from ssgd.lab.data.registry import NORMALISED
 from ssgd.lab.data.speech.ctc import Alphabet
 from ssgd.lab.data.speech.features import SpecAugment
-from ssgd.lab.data.speech.frames import NORMALISED, Part, by_group, usable_part
+from ssgd.lab.data.speech.frames import Part, by_group, usable_part
 from ssgd.lab.data.speech.utterances import Clip, Corpus, Utterance
 
 SPREAD = 0.1  # how far, as a part of its length, an utterance may stray from its place in the order of lengths

@@ -1,0 +1,484 @@
+"""One block of one_pass(): the weights' values, the classes that make layers see them, and all that is checked."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from ..checks import check_choice
+from ..parallel import is_sharded, sharded_modules, unwrap_ddp
+from ..passes import Stage
+from .layers import Unserved, refuse
+from .pairs import ADDED, Noisy, Pair, shapes
+from .samples import MOST, Log, agrees, compared, count_samples, signature, some, untouched, watched
+
+
+@contextmanager
+def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iterator[None]:
+    """See :meth:`ssgd.SSGD.one_pass`. After an error the batch is dropped, as with points()."""
+    check_choice("batch_norm", batch_norm, ("halves", "batch"))
+    if opt.pairs > 1:
+        raise ValueError("one_pass() has two halves for one pair of signs: use pairs=1, or points()")
+    if opt.mode == "mirror":
+        raise ValueError('one_pass() takes both signs on every rank: use mode="both", or points()')
+    if opt.rng == "same":
+        raise ValueError('one_pass() draws one dropout mask for the batch: use rng="independent", or split()')
+    engine = _engine(opt)
+    passes = opt._begin(None)
+    try:
+        if engine is not None:
+            opt.rule.both(opt, engine.values)
+            engine.open(batch_norm, opt.bn_stats, signs, dim, strict)
+        passes.stage = Stage.INSIDE
+        try:
+            yield
+        finally:
+            if engine is not None:
+                engine.close()
+        if engine is not None:
+            engine.check_gradients()
+    except BaseException:
+        passes.drop()
+        raise
+    finally:
+        if engine is not None and engine.out:
+            opt.param_groups[0]["without_noise"] = sorted(engine.out)
+    passes.finish()
+
+
+def dry_run(opt: Any, call: Callable[..., Any], args: Any, kwargs: Any, dim: int) -> dict[str, str]:
+    """See :meth:`ssgd.SSGD.dry_run`."""
+    opt._refuse_inside("dry_run()")
+    engine = _engine(opt)
+    if engine is None:
+        return {}
+    engine.open(dim=dim)
+    try:
+        return engine.dry_run(call, args, kwargs)
+    finally:
+        engine.close()
+
+
+def twice(batch: Any) -> Any:
+    """Every tensor of the batch twice, one after the other."""
+    return pytree.tree_map(lambda a: torch.cat([a, a]) if isinstance(a, Tensor) and a.dim() else a, batch)
+
+
+def _engine(opt: Any) -> OnePass | None:
+    """What one_pass() keeps, made anew when the weights with noise or their places have changed; None at level 0."""
+    weights = [p for bucket in opt.rule.weights(opt).buckets for p in bucket.parameters]
+    if not weights:
+        return None
+    if opt.model is None:
+        raise ValueError("one_pass() needs the model: pass model=...")
+    key = [id(opt.model), *((id(p), p.dtype, p.device, p.shape, p.stride()) for p in weights)]
+    known: tuple[Any, OnePass] | None = opt.__dict__.get("_one_pass")
+    if known is None or known[0] != key:
+        ids, places = set(map(id, weights)), {w.data_ptr() for w in weights}
+        if any(id(p) not in ids and p.data_ptr() in places for p in opt.selected):
+            raise Unserved(
+                (), "two parameters share memory: tie weights by one parameter in two places, or use split()"
+            )
+        known = opt.__dict__["_one_pass"] = key, OnePass(opt.model, weights, opt.rule.perturb is not None)
+    return known[1]
+
+
+class Block:
+    """The token of one block: what was computed in it knows by it whether it is over."""
+
+    is_open = True
+
+
+class OnePass:
+    """What one_pass() keeps from step to step: room for w + n and w − n, and what the dry runs have seen.
+
+    Args:
+        model: the module trained, as it is called.
+        weights: those that get noise.
+        chosen: whether the user chose them, so that none may be left out.
+    """
+
+    def __init__(self, model: nn.Module, weights: list[Tensor], chosen: bool) -> None:
+        self.model, self.inner, self.weights, self.chosen = model, innermost(model), weights, chosen
+        self.block: Block | None = None
+        self.samples: int | None = None
+        self.plus: int | None = None  # how many of the samples see w + n; None: the first half
+        self.order: Tensor | None = None  # the samples, those at w + n first, where signs= says which
+        self.sign: int | None = None  # set while one half is computed by itself
+        self.log: Log | None = None  # set during a dry run
+        self.out: dict[str, str] = {}  # weights left without noise, and why
+        self.kinds: dict[str, str] = {}  # how the dry runs saw each weight served
+        self.known: set[Any] = set()  # layers' calls that were served fast
+        self._plan: list[Any] = []
+        self._sites: dict[Any, Any] = {}  # the dimensions of the samples, by function, weights and ranks
+        self._seen: set[Any] = set()  # signatures of the model's arguments in dry runs
+        self._arrived: set[Any] = set()  # those of the dry run under way
+        self._undo: list[Callable[[], object]] = []
+        names = _check(self.inner, model, weights)
+        self.pairs = [Pair(self, (name,), two, w) for name, two, w in zip(names, _room(weights), weights, strict=True)]
+        self.values = [{pair.w: pair.two[i] for pair in self.pairs} for i in (0, 1)]  # w + n and w − n
+        self.norms: list[Any] = [
+            (name, m, type(m)) for name, m in self.inner.named_modules() if isinstance(m, _BatchNorm)
+        ]
+
+    # --- opening and closing ----------------------------------------------------------------------------------------
+
+    def open(
+        self, batch_norm: str = "halves", bn_stats: str = "both", signs: Any = None, dim: int = 0, strict: bool = False
+    ) -> None:
+        """From here on layers see the pairs; after an error nothing has changed."""
+        self.close()
+        self.batch_norm, self.bn_stats, self.dim, self.strict = batch_norm, bn_stats, dim, strict
+        self.signs = None if signs is None else _signs(signs)
+        self.block = Block()
+        self._counts: set[int] = set()  # of the samples of this block's forwards
+        try:
+            for module in {id(m): m for m in (self.model, self.inner)}.values():
+                handle = module.register_forward_pre_hook(self._arrive, prepend=True, with_kwargs=True)
+                self._undo.append(handle.remove)
+            for name, module, kind in self.norms:
+                self._undo.append(_swap(module, by_halves(kind), _one_pass=(self, name)))
+            self._before = self._marks()
+            for pair in self.pairs:
+                pair.used = False
+                if pair.origin[0] not in self.out:
+                    self._undo.append(_swap(pair.w, Noisy, _pair=pair))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """All classes and hooks as they were; what was interrupted is done by calling it again."""
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
+        if self.block is not None:
+            self.block.is_open = False
+        self.block = self.samples = self.plus = self.order = None
+
+    def check_gradients(self) -> None:
+        """A gradient came only to weights whose layers were served."""
+        if unwrap_ddp(self.model) is not None:  # it writes what other ranks found, also where this one used nothing
+            return
+        marks = zip(self.pairs, self._before, self._marks(), strict=True)
+        if past := [p.origin[0] for p, a, b in marks if a != b and not p.used and p.origin[0] not in self.out]:
+            why = "a gradient came past the layers, as from a TorchScript module or a C++ extension: use split()"
+            raise Unserved(past, why)
+
+    def _marks(self) -> list[Any]:
+        return [(id(w.grad), None if w.grad is None else w.grad._version) for w in self.weights]
+
+    # --- the samples ------------------------------------------------------------------------------------------------
+
+    def _arrive(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Before the model's forward: how many samples there are, and a dry run where it is needed."""
+        if self.log is not None:
+            self._arrived.add(signature((args, kwargs), self.dim))
+            return
+        if not module.training:
+            refuse((), "the model is in eval mode inside the block: evaluate outside it, or call train() first")
+        self.samples = total = count_samples((args, kwargs), self.dim)
+        if total < 2:
+            refuse((), "a batch of one sample has no two halves: drop it, or use points()")
+        if torch.compiler.is_compiling():
+            if not self._sites:
+                refuse((), "compiled before a dry run: pass the compiled module as model=, or call opt.dry_run() first")
+            return
+        self._counts.add(total)
+        if signature((args, kwargs), self.dim) not in self._seen:
+            self.dry_run(self.inner, args, kwargs)
+            self._undo.append(watched(self.inner))
+        if self.signs is not None:
+            if len(self.signs) != total:
+                refuse((), f"signs= has {len(self.signs)} entries for {total} samples")
+            self.plus = int((self.signs > 0).sum())
+            self.order = (self.signs < 0).to(torch.uint8).argsort(stable=True)
+
+    def share(self) -> float:
+        """Of the samples, how many see w + n."""
+        if self.samples is None:
+            refuse((), "a penalty of noisy weights without any samples: call the model first")
+        return self._first(self.samples) / self.samples
+
+    def _first(self, samples: int) -> int:
+        return (samples + 1) // 2 if self.plus is None else self.plus
+
+    def cut(self, names: Sequence[str], x: Any, dim: int) -> int:
+        """Where dimension ``dim`` of x is cut in two."""
+        length = x.shape[dim]
+        if self.samples is None:
+            refuse(names, "this comes before the model is called, so that the number of samples is not known")
+        if length % self.samples or not length:
+            refuse(names, f"an input of shape {tuple(x.shape)} for {self.samples} samples")
+        if len(self._counts) > 1 and not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            refuse(names, "checkpointing after forwards of different numbers of samples: give each a block of its own")
+        return int(length // self.samples) * self._first(self.samples)
+
+    def split(self, names: Sequence[str], x: Tensor, dim: int) -> Sequence[Tensor]:
+        """The entries at w + n, and the others."""
+        cut = self.cut(names, x, dim)
+        return torch.split(self.sort(x, dim), [cut, x.shape[dim] - cut], dim)
+
+    def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:
+        """What split() took apart."""
+        return self.unsort(torch.cat(list(parts), dim), dim)
+
+    def sort(self, x: Tensor, dim: int) -> Tensor:
+        """Those at w + n first."""
+        return x if self.order is None else x.index_select(dim, self._rows(x, dim, self.order))
+
+    def unsort(self, x: Tensor, dim: int) -> Tensor:
+        return x if self.order is None else x.index_select(dim, self._rows(x, dim, self.order.argsort()))
+
+    def _rows(self, x: Tensor, dim: int, order: Tensor) -> Tensor:
+        """The order of x's entries, several a sample where there are."""
+        several = x.shape[dim] // len(order)
+        return (order.to(x.device)[:, None] * several + torch.arange(several, device=x.device)).flatten()
+
+    def layout(self, f: Any, title: str, names: tuple[str, ...], found: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The dimension of the samples in each tensor given and returned, as the dry run has seen it."""
+        if all(type(a) is Pair or isinstance(a, nn.Parameter) or (f in ADDED and a.dim() == 0) for a in found):
+            return [None] * len(found), []
+        site = title, names, tuple([-1 - len(a.shape) if type(a) is Pair else len(a.shape) for a in found])
+        if self.log is not None:
+            return self._look(f, title, found, site)
+        if self._sites.get(site) is None:
+            what = "with samples and without them" if site in self._sites else "not seen"
+            refuse(
+                names,
+                f"{title} of {shapes(found)} was {what} in the dry run, so that it is not known whether these are "
+                "samples: use split(), or show it by opt.dry_run(lambda x, y: loss_fn(model(x), y), x, y)",
+            )
+        given, returned = self._sites[site]
+        return given, returned
+
+    def _look(self, f: Any, title: str, found: Any, site: Any) -> tuple[list[Any], list[Any]]:
+        """In the dry run over the whole: the same, from what the runs over its halves have shown."""
+        n = len(self.log.calls) if self.log is not None else 0
+        if n >= len(self._plan) or self._plan[n][0] != f:
+            raise Unserved((), f"{title}: what is computed depends on the number of samples, or on their values")
+        _, dims, returned, three, two, *_ = self._plan[n]
+        seen = zip(found, dims, three, two, strict=False)
+        given = [d if type(a) is Pair or d == "?" or agrees(a, d, p, q) else "?" for a, d, p, q in seen]
+        if self._sites.setdefault(site, (given, returned)) != (given, returned):
+            self._sites[site] = None
+        return given, returned
+
+    # --- the dry run ------------------------------------------------------------------------------------------------
+
+    def dry_run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, str]:
+        """By halves of 3 and 2 samples, then in one pass over the 5: what grows and is put together is the samples'.
+
+        Returns for each weight "fast", "pair", "refused: …" or "not used".
+        """
+        total = count_samples((args, kwargs), self.dim)
+        before, real = (self.samples, self.plus, self.order), [pair.two for pair in self.pairs]
+        first, left, devices = not self._seen, dict(self.out), {w.device for w in self.weights}
+        self._arrived = set()
+        self.known.clear()
+
+        def run(sign: int | None, start: int, stop: int) -> list[Any]:
+            some_args, some_kwargs = some((args, kwargs), total, self.dim, start, stop)
+            self.sign, self.samples, self.plus, self.order = sign, stop - start, None, None
+            self.log = Log(self._plan if sign is None else ())
+            try:
+                with self.log:
+                    call(*some_args, **some_kwargs)
+                return self.log.calls
+            finally:
+                self.sign = self.log = None
+
+        try:
+            with untouched(self.inner, devices):
+                generators = {device: torch.Generator(device).manual_seed(0) for device in devices}
+                for pair in self.pairs:
+                    with torch._C.DisableTorchFunctionSubclass():
+                        pair.two = _trial(pair.w, generators)
+                while True:
+                    self._plan = compared(run(0, 0, 3), run(1, 3, MOST))
+                    try:
+                        run(None, 0, MOST)
+                        break
+                    except Unserved as problem:
+                        self._leave_out(problem)
+        except Unserved:
+            raise
+        except Exception as problem:
+            why = f"the dry run with 3 and 2 samples failed, so use split(): {type(problem).__name__}: {problem}"
+            raise Unserved((), why) from problem
+        finally:
+            for pair, two in zip(self.pairs, real, strict=True):
+                pair.two = two
+            self.samples, self.plus, self.order = before
+            self._plan = []
+        for (title, names, _), site in self._sites.items():
+            if site is None and not set(names) & set(self.out):
+                self._leave_out(Unserved(names, f"{title} both with samples and without them: use split()"))
+        self._agree(first, left)
+        self._seen |= self._arrived
+        verdicts = {pair.origin[0]: self.kinds.get(pair.origin[0], "not used") for pair in self.pairs}
+        return verdicts | {name: f"refused: {why}" for name, why in self.out.items()}
+
+    def _leave_out(self, problem: Unserved) -> None:
+        """Weights that are not served go without noise, where that is allowed."""
+        new = [name for name in problem.names if name not in self.out]
+        if not new or self.chosen or self.strict:
+            raise problem
+        self.out.update(dict.fromkeys(new, str(problem)))
+        for pair in self.pairs:
+            if pair.w is not None and pair.origin[0] in new:
+                pair.w.__class__ = nn.Parameter
+
+    def _agree(self, first: bool, left: dict[str, str]) -> None:
+        """All ranks leave out the same; a warning names what is new."""
+        ddp = unwrap_ddp(self.model)
+        new = {name: why for name, why in self.out.items() if name not in left}
+        if ddp is not None and first:
+            box: list[Any] = [None] * dist.get_world_size(ddp.process_group)
+            dist.all_gather_object(box, new, group=ddp.process_group)
+            new = {name: why for theirs in box for name, why in theirs.items()}
+            for name in new.keys() - self.out.keys():
+                self._leave_out(Unserved([name], new[name]))
+        elif ddp is not None and new:
+            raise Unserved(new, "refused after the first step, when other ranks may not refuse it: use split()")
+        if new:
+            reasons = "; ".join(dict.fromkeys(new.values()))
+            warnings.warn(f"{', '.join(new)}: without noise in one pass, which split() gives. {reasons}", stacklevel=2)
+
+    # --- batch-norm -------------------------------------------------------------------------------------------------
+
+    def normalise(self, name: str, module: Any, forward: Callable[..., Tensor], x: Tensor) -> Tensor:
+        """A batch-norm layer, over each half by itself or over the whole batch."""
+        of_batch = module.training or module.running_mean is None
+        if self.log is not None:  # whose samples' own statistics would mix them
+            with torch._C.DisableTorchFunction():
+                zeros = x.new_zeros(x.shape[1])
+                ones = zeros + 1
+                if self.sign is None:
+                    self.layout(nn.functional.batch_norm, "batch_norm", (name,), [x])
+            if of_batch:
+                return nn.functional.batch_norm(x, zeros, ones, module.weight, module.bias)
+        if self.log is not None or self.sign is not None or not of_batch:
+            return forward(x)
+        if self.batch_norm == "batch":
+            return self._each(module, forward, [x])[0]
+        given, _ = self.layout(nn.functional.batch_norm, "batch_norm", (name,), [x])
+        if given[0] != 0:
+            refuse((name,), f"batch-norm of {tuple(x.shape)} has not the samples in its first dimension")
+        return self.join(self._each(module, forward, self.split((name,), x, 0)), 0)
+
+    def _each(self, module: Any, forward: Any, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The layer's output for each part, and its running statistics moved by them as the policy says."""
+        found, results = [], []
+        real = dict(module._buffers) if self.bn_stats != "both" and module.training else {}
+        try:
+            for sign, part in enumerate(parts):
+                self.sign = sign if len(parts) > 1 else None
+                module._buffers.update({k: b if b is None else b.clone() for k, b in real.items()})
+                found.append(forward(part))
+                results.append(dict(module._buffers))
+        finally:
+            self.sign = None
+            module._buffers.update(real)  # which a backward() to come must not find changed, so passes have copies
+        for key, b in real.items() if self.bn_stats != "none" else ():
+            if b is not None:
+                mean = self.bn_stats == "once" and b.is_floating_point()
+                b.detach().copy_(sum(r[key] for r in results) / len(results) if mean else results[0][key])
+        return found
+
+
+@cache
+def by_halves(kind: Any) -> type[_BatchNorm]:
+    """The class that a batch-norm layer has while a block is open."""
+
+    class Halved(kind):  # type: ignore[misc]
+        def forward(self, input: Tensor) -> Any:
+            owner, name = self._one_pass
+            return owner.normalise(name, self, super().forward, input)
+
+    Halved.__name__ = Halved.__qualname__ = kind.__name__
+    return Halved
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The user's own module, without DDP and torch.compile around it."""
+    while True:
+        ddp = unwrap_ddp(model)
+        inner = getattr(model, "_orig_mod", model) if ddp is None else ddp.module
+        if inner is model:
+            return model
+        model = inner
+
+
+def _swap(thing: Any, kind: type, **attributes: Any) -> Callable[[], object]:
+    """Give it another class and some attributes; the function returned takes them back, also if called twice."""
+    before = type(thing)
+
+    def back() -> None:
+        thing.__class__ = before
+        for key in attributes:
+            thing.__dict__.pop(key, None)
+
+    thing.__dict__.update(attributes)
+    thing.__class__ = kind
+    return back
+
+
+def _signs(signs: Any) -> Tensor:
+    """A sign a sample, checked."""
+    found = torch.as_tensor(signs)
+    if found.dim() != 1 or not bool((found.abs() == 1).all()) or not bool((found > 0).any() & (found < 0).any()):
+        raise ValueError("signs= is a vector with +1 or −1 for each sample, and needs some of both")
+    return found
+
+
+def _room(weights: list[Tensor]) -> list[Tensor]:
+    """For each weight a tensor (2, …), of one buffer for each type and device, with the weight's own strides."""
+    kinds = [(w.dtype, w.device) for w in weights]
+    totals = {kind: sum(w.numel() for w in weights if (w.dtype, w.device) == kind) for kind in set(kinds)}
+    buffers = {kind: torch.zeros(2, total, dtype=kind[0], device=kind[1]) for kind, total in totals.items()}
+    cut, taken = [], dict.fromkeys(buffers, 0)
+    for w, kind in zip(weights, kinds, strict=True):
+        cut.append(buffers[kind].as_strided((2, *w.shape), (totals[kind], *w.stride()), taken[kind]))
+        taken[kind] += w.numel()
+    return cut
+
+
+@torch.no_grad()
+def _trial(w: Any, generators: dict[torch.device, torch.Generator]) -> Tensor:
+    """Values for a dry run, apart also where the weight is zero."""
+    noise = torch.empty_like(w, requires_grad=False).as_subclass(Tensor).normal_(generator=generators[w.device])
+    noise *= 0.3 * w.detach().abs().square().mean().sqrt().nan_to_num() + 0.05
+    return torch.stack([w + noise, w - noise]).as_subclass(Tensor)
+
+
+def _check(inner: nn.Module, model: nn.Module, weights: Sequence[Tensor]) -> list[str]:
+    """The weights' names, or what cannot be served."""
+    remedy = "is not served: use points() or split(), which serve it"
+    if any(map(is_sharded, weights)) or sharded_modules(model):
+        raise Unserved((), f"a sharded weight (FSDP2, tensor parallel, DTensor) {remedy}")
+    scripted: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.DataParallel):
+            raise Unserved((), "nn.DataParallel is not served: use DistributedDataParallel, points() or split()")
+        if isinstance(module, nn.SyncBatchNorm):
+            raise Unserved((), f"{name}: a SyncBatchNorm {remedy}")
+        if isinstance(module, torch.jit.ScriptModule):
+            scripted.update(map(id, module.parameters(recurse=False)))
+    names = {id(p): name for name, p in reversed(list(inner.named_parameters()))}
+    for w in weights:
+        if id(w) not in names:
+            raise Unserved((), f"a weight of shape {tuple(w.shape)} that is no parameter of model= {remedy}")
+        if type(w) is not nn.Parameter or id(w) in scripted:
+            kind = "TorchScript module" if id(w) in scripted else type(w).__name__
+            raise Unserved([names[id(w)]], f"a weight of a {kind} {remedy}")
+    return [names[id(w)] for w in weights]

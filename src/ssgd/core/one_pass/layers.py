@@ -1,0 +1,238 @@
+"""The layers that carry the price: both halves in one forward, and one weight gradient over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Unserved(RuntimeError):
+    """Something that one_pass() cannot do rightly; ``names`` are the weights concerned, none where all are."""
+
+    def __init__(self, names: Iterable[str], why: str) -> None:
+        self.names = tuple(names)
+        super().__init__(_sentence(self.names, why))
+
+
+def refuse(names: Iterable[str], why: str) -> NoReturn:
+    """Raise Unserved; where a function is being compiled, after a break of its graph with the same message."""
+    if torch.compiler.is_dynamo_compiling():
+        from torch._dynamo import graph_break
+
+        graph_break(msg=_sentence(names, why))
+    raise Unserved(names, why)
+
+
+def _sentence(names: Iterable[str], why: str) -> str:
+    return ": ".join(["one_pass()", ", ".join(names), why] if names else ["one_pass()", why])
+
+
+def product(rows: Tensor, two: Tensor, bias: Tensor | None, cut: int) -> Tensor:
+    """``rows[:cut] @ two[0]`` and ``rows[cut:] @ two[1]`` in one tensor: one bmm where the halves are equal.
+
+    The bias has the shape (2, 1, out) where it is noisy, (out,) where it is not.
+    """
+    total, width = rows.shape
+    if 2 * cut == total:
+        pair = rows.view(2, cut, width)
+        y = torch.bmm(pair, two) if bias is None else torch.baddbmm(bias, pair, two)
+        return y.view(total, -1)
+    y = rows.new_empty(total, two.shape[2])
+    for sign, part in enumerate((slice(cut), slice(cut, None))):
+        if bias is None:
+            torch.mm(rows[part], two[sign], out=y[part])
+        else:
+            torch.addmm(bias if bias.dim() == 1 else bias[sign], rows[part], two[sign], out=y[part])
+    return y
+
+
+def remember(ctx: Any, weight: Any) -> None:
+    """The block that a layer was computed in; where the compiler looks, it is not kept."""
+    ctx.block = None if torch.compiler.is_compiling() else weight._pair.owner.block
+
+
+def check_backward(ctx: Any, once: bool = True) -> None:
+    """A backward() is inside its block, where what it computes again sees the same weights, and not differentiated."""
+    if torch.compiler.is_compiling():
+        return
+    if once and torch.is_grad_enabled():  # once_differentiable would cost a wrapper at every layer
+        raise Unserved((), "a gradient of a gradient (create_graph=True) is not served: use points() or split()")
+    if ctx.block is not None and not ctx.block.is_open:
+        raise Unserved((), "a backward() came after its block: call it inside `with opt.one_pass():`")
+
+
+class Linear(torch.autograd.Function):
+    """x @ weight.T + bias, or x @ weight + bias where the weight is turned: (in, out)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Any, two: Tensor, biases: Any, half: int, turned: bool) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        cut = rows.shape[0] // x.shape[0] * half
+        ctx.save_for_backward(rows, two)
+        ctx.how = cut, turned, x.shape
+        remember(ctx, w)
+        y = product(rows, two if turned else two.mT, bias if biases is None else biases[:, None], cut)
+        return y.view((*x.shape[:-1], -1))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        check_backward(ctx)
+        (rows, two), (cut, turned, shape), wanted = ctx.saved_tensors, ctx.how, ctx.needs_input_grad
+        g = g.reshape(rows.shape[0], -1)
+        dx = product(g, two.mT if turned else two, None, cut).view(shape) if wanted[0] else None
+        dw = (torch.mm(rows.t(), g) if turned else torch.mm(g.t(), rows)) if wanted[1] else None
+        return dx, dw, g.sum(0) if wanted[2] else None, None, None, None, None
+
+
+class Convolution(torch.autograd.Function):
+    """Any convolution of torch's; ``how`` is what aten's takes after the bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Any, two: Tensor, biases: Any, half: int, how: Any) -> Tensor:
+        ctx.save_for_backward(x, two)
+        ctx.how = half, how
+        remember(ctx, w)
+        added = (bias, bias) if biases is None else biases
+        parts = ((x[:half], two[0], added[0]), (x[half:], two[1], added[1]))
+        return torch.cat([torch.convolution(part, v, b, *how) for part, v, b in parts])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        check_backward(ctx)
+        (x, two), (half, how), wanted = ctx.saved_tensors, ctx.how, ctx.needs_input_grad
+
+        def back(g: Tensor, x: Tensor, v: Tensor, which: int) -> Any:
+            mask = [which == 0, which == 1, False]
+            return torch.ops.aten.convolution_backward(g, x, v, None, *how, mask)[which]
+
+        dx = None
+        if wanted[0]:
+            dx = torch.cat([back(g[:half], x[:half], two[0], 0), back(g[half:], x[half:], two[1], 0)])
+        dw = back(g, x, two[0], 1) if wanted[1] else None
+        return dx, dw, g.flatten(2).sum((0, 2)) if wanted[2] else None, None, None, None, None
+
+
+class Embedding(torch.autograd.Function):
+    """A look-up by samples."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, two: Tensor, half: int, padding: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.how = two.shape[1], padding, False
+        remember(ctx, w)
+        y = two.new_empty(*x.shape, two.shape[2])
+        for part, v in ((slice(half), two[0]), (slice(half, None), two[1])):
+            torch.index_select(v, 0, x[part].reshape(-1), out=y[part].view(-1, y.shape[-1]))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        check_backward(ctx)
+        return None, torch.ops.aten.embedding_dense_backward(g, *ctx.saved_tensors, *ctx.how), None, None, None
+
+
+class Half(torch.autograd.Function):
+    """w + n or w − n as a tensor whose gradient is w's."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, value: Tensor) -> Tensor:
+        remember(ctx, w)
+        # compiled, an output that is a view of the buffer would lose its gradient
+        return value.clone() if torch.compiler.is_compiling() else value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        check_backward(ctx, once=False)
+        return g, None
+
+
+# Each of the following takes the number of samples at w + n, then what torch's function takes; the weight, and the bias
+# where it is noisy, are pairs. None: not served so, but as a pair.
+
+
+def linear(half: int, input: Tensor, weight: Any, bias: Any = None) -> Any:
+    x, two, plain, biases = cast(input, weight, bias)
+    if plain is not None and plain.dim() != 1:  # addmm's may be a matrix
+        return None
+    return Linear.apply(x, weight.w, plain, two, biases, half, weight.turned)  # type: ignore[no-untyped-call]
+
+
+def matmul(half: int, input: Tensor, other: Any) -> Any:
+    return linear(half, input, other.transposed()) if other.two.dim() == 3 else None
+
+
+def addmm(half: int, input: Any, mat1: Tensor, mat2: Any, **scales: Any) -> Any:
+    return None if scales else linear(half, mat1, mat2.transposed(), input)
+
+
+def convolution(
+    half: int, x: Tensor, weight: Any, bias: Any = None, *args: Any, back: bool = False, **more: Any
+) -> Any:
+    """A convolution, or a transposed one (``back``)."""
+    names = ("stride", "padding", *(("output_padding", "groups", "dilation") if back else ("dilation", "groups")))
+    given: dict[str, Any] = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
+    given = {**given, **dict(zip(names, args, strict=False)), **more}
+    n = weight.two.dim() - 3
+
+    def many(value: Any) -> list[Any]:
+        return [value] * n if isinstance(value, int) else list(value) * (n // len(value))
+
+    if given["padding"] == "same":
+        reach = [d * (k - 1) for d, k in zip(many(given["dilation"]), weight.two.shape[3:], strict=True)]
+        if any(r % 2 for r in reach):
+            return None
+        given["padding"] = [r // 2 for r in reach]
+    padding = many(0 if given["padding"] == "valid" else given["padding"])
+    how = many(given["stride"]), padding, many(given["dilation"]), back, many(given["output_padding"]), given["groups"]
+    x, two, plain, biases = cast(x, weight, bias)
+    return Convolution.apply(x, weight.w, plain, two, biases, half, how)  # type: ignore[no-untyped-call]
+
+
+def embedding(half: int, *args: Any, **kwargs: Any) -> Any:
+    given = options_of_embedding(args, kwargs)
+    weight, padding = given["weight"], given.get("padding_idx")
+    if given.get("scale_grad_by_freq"):
+        return None
+    padding = -1 if padding is None else padding % weight.two.shape[1]
+    return Embedding.apply(given["input"], weight.w, weight.two, half, padding)  # type: ignore[no-untyped-call]
+
+
+def options_of_embedding(args: Any, kwargs: Any) -> dict[str, Any]:
+    """F.embedding's arguments by name, without those that write to the table or give sparse gradients."""
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("max_norm") is not None or given.get("sparse"):
+        why = "an embedding with max_norm or sparse=True is not served: use split(), or another embedding"
+        refuse(given["weight"].origin, why)
+    return given
+
+
+def cast(x: Tensor, weight: Any, bias: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """As autocast has them: the input, the weight's values, the bias that gets a gradient, its values if noisy."""
+    plain, biases = (bias, None) if bias is None or isinstance(bias, Tensor) else (bias.w, bias.two)
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return x, weight.two, plain, biases
+    dtype = torch.get_autocast_dtype(kind)
+    if biases is not None:
+        biases = bias.cast(dtype)
+    elif plain is not None:
+        plain = plain.to(dtype)
+    return x.to(dtype), weight.cast(dtype), plain, biases
+
+
+FAST: dict[Any, tuple[Callable[..., Any], int]] = {  # and which of its arguments has the samples; the weight comes next
+    F.linear: (linear, 0),
+    F.embedding: (embedding, 0),
+    torch.addmm: (addmm, 1),
+    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), (convolution, 0)),
+    **dict.fromkeys(
+        (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), (partial(convolution, back=True), 0)
+    ),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, torch.mm, Tensor.mm), (matmul, 0)),
+}

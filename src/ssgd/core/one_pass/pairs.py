@@ -1,0 +1,347 @@
+"""A noisy weight is a pair of values while a block is open: every use of it from Python is seen here.
+
+A function of pairs, parameters and tensors without samples is taken at both values and is a pair again. A function of
+pairs and of tensors with samples is taken by halves, each at its own value, and is a plain tensor again. Which
+dimension has the samples, the dry run has seen (``OnePass.layout``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function
+
+from .layers import FAST, Half, Unserved, options_of_embedding, refuse
+
+if TYPE_CHECKING:
+    from .block import OnePass
+
+
+def _stays(self: Any, *_: Any) -> NoReturn:
+    refuse((), "a noisy weight cannot be copied or saved: leave the block first")
+
+
+class Pair:
+    """Two values, at w + n and at w − n: a plain object, so that no C++ code can quietly take one of them.
+
+    Those of a weight (``w`` is not None) lie in a buffer ``two`` of shape (2, …), and all others in a tuple.
+    ``origin`` are the names of the weights it was made of; ``turned`` says that it is the weight's transpose.
+    """
+
+    def __init__(
+        self, owner: OnePass, origin: tuple[str, ...], two: Any, w: Tensor | None = None, turned: bool = False
+    ) -> None:
+        self.owner, self.origin, self.two, self.w, self.turned = owner, origin, two, w, turned
+        self.block = owner.block
+        self.used = False  # in this block
+        self._cast: tuple[Any, ...] = ()
+
+    def value(self, sign: int) -> Any:
+        if self.w is None:
+            return self.two[sign]
+        value = Half.apply(self.w, self.two[sign])  # type: ignore[no-untyped-call]
+        return value.mT if self.turned else value
+
+    def cast(self, dtype: torch.dtype) -> Any:
+        """Both values of a weight in another type, made once a block."""
+        if torch.compiler.is_compiling() or self.owner.log is not None:
+            return self.two.to(dtype)
+        if self._cast[:2] != (self.owner.block, dtype):
+            self._cast = self.owner.block, dtype, self.two.to(dtype)
+        return self._cast[2]
+
+    @property
+    def shape(self) -> torch.Size:
+        shape = self.two[0].shape if self.w is None else self.two.shape[1:]
+        return torch.Size([*shape[:-2], shape[-1], shape[-2]]) if self.turned else shape
+
+    def transposed(self) -> Pair:
+        return Pair(self.owner, self.origin, self.two, self.w, not self.turned)
+
+    def weighted(self) -> Any:
+        """The mean by the halves' shares of the samples: what a penalty counts as."""
+        share = self.owner.share()
+        return share * self.value(0) + (1 - share) * self.value(1)
+
+    @classmethod
+    def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(f, args, kwargs or {})
+
+    __deepcopy__ = __reduce_ex__ = _stays
+
+
+class Noisy(nn.Parameter):
+    """The class of a selected parameter while a block is open; ``_pair`` has its values."""
+
+    _pair: Pair
+
+    @classmethod
+    def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(f, args, kwargs or {})
+
+    __deepcopy__ = __reduce_ex__ = _stays
+
+
+class _Spy:
+    """Tells under which name torch hands a method on: ``Tensor.__add__`` as ``Tensor.add``."""
+
+    @classmethod
+    def __torch_function__(cls, f: Any, *rest: Any) -> Any:
+        return f
+
+
+def _forwarded(name: str) -> Any:
+    """A tensor's method or attribute, for pairs."""
+    what = getattr(Tensor, name)
+    if name.startswith("__"):
+        with suppress(TypeError, RuntimeError, AttributeError, ValueError):
+            what = what(torch.ones(1), _Spy())
+
+    def call(f: Any, self: Pair, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return dispatch(f, (self, *args), kwargs)
+        return handle_torch_function(f, (self,), self, *args, **kwargs)
+
+    if callable(what):
+        return lambda self, *args, **kwargs: call(what, self, *args, **kwargs)
+    return property(lambda self: call(what.__get__, self))
+
+
+_OF_OBJECTS = {f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "format", "repr")}
+_OWN = {"__dict__", "__weakref__", "__torch_dispatch__"}
+for _name in (set(dir(Tensor)) - set(dir(object)) - set(dir(Pair)) | _OF_OBJECTS) - _OWN:
+    setattr(Pair, _name, _forwarded(_name))
+
+
+def mapped(g: Callable[[Any], Any], a: Any) -> Any:
+    """g of every tensor and pair in nested lists, tuples and dictionaries; a noisy weight is its pair."""
+    kind = type(a)
+    if kind is Noisy:
+        return g(a._pair)
+    if kind is Pair or isinstance(a, Tensor):
+        return g(a)
+    if kind is list:
+        return [mapped(g, v) for v in a]
+    if isinstance(a, tuple):
+        parts = [mapped(g, v) for v in a]
+        return kind(*parts) if hasattr(a, "_fields") else tuple(parts)
+    if isinstance(a, dict):
+        return {k: mapped(g, v) for k, v in a.items()}
+    return a
+
+
+def tensors(*trees: Any) -> list[Any]:
+    """All tensors and pairs, in order."""
+    found: list[Any] = []
+    mapped(found.append, trees)
+    return found
+
+
+def shapes(found: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(a.shape) for a in found]
+
+
+def _getters(names: str) -> set[Any]:
+    return {getattr(Tensor, name).__get__ for name in names.split()}
+
+
+T: Any = Tensor
+RANDOM = {torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.randint, torch.bernoulli}
+RANDOM |= {T.normal_, T.uniform_, T.bernoulli_}
+ADDED = {torch.add, T.add, T.add_, torch.sub, T.sub, T.sub_, T.__rsub__, torch.stack}  # a penalty to the loss
+LIKE = {T.to, T.type_as}  # take no values from another tensor
+TURNS = {torch.t, T.t, *_getters("T mT")}
+MEANT = {T.backward, T.item, T.__float__, T.__format__, T.__repr__, torch.autograd.grad, torch.autograd.backward}
+HARMLESS = _getters(
+    "shape dtype device layout requires_grad grad ndim is_leaf is_cuda is_sparse is_nested is_quantized"
+)
+HARMLESS |= _getters("is_meta is_cpu grad_fn _backward_hooks") | {T.grad.__set__, T.grad.__delete__, T.size, T.dim}
+HARMLESS |= {T.numel, T.stride, T.is_contiguous, T.is_floating_point, T.is_complex, T.element_size, T.__len__}
+HARMLESS |= {T.register_hook, T.register_post_accumulate_grad_hook}
+IN_PLACE = {getattr(T, name) for name in dir(T) if name.endswith("_") and name[-2] != "_"} | {T.__setitem__}
+IN_PLACE |= {getattr(T, f"__i{name}__") for name in "add sub mul truediv floordiv mod pow and or xor".split()}  # noqa: SIM905
+IN_PLACE |= {T.__ilshift__, T.__irshift__}
+UNSAFE = {
+    T.data.__get__: "data",
+    T.data.__set__: "data",
+    T.requires_grad.__set__: "requires_grad",
+    T.requires_grad_: "requires_grad_()",
+    T.numpy: "numpy()",
+    T.data_ptr: "data_ptr(), as kernels of one's own take it,",
+    T.untyped_storage: "untyped_storage()",
+}
+
+
+def title_of(f: Any) -> str:
+    name = getattr(f, "__name__", str(f))
+    return getattr(getattr(f, "__self__", None), "__name__", name) if name in ("__get__", "__set__") else name
+
+
+def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
+    """f of pairs, noisy weights and anything else."""
+    compiling = torch.compiler.is_dynamo_compiling()
+    # the compiler's own look at a tensor is not a use
+    if f in HARMLESS or (not compiling and torch._guards.TracingContext.try_get() is not None):
+        args = [a.value(0) if type(a) is Pair else a for a in args]
+        with torch._C.DisableTorchFunctionSubclass():
+            return f(*args, **kwargs)
+    key = None
+    if not compiling and f in FAST and (f is F.embedding or not kwargs):
+        key = (f, *[(a._pair.origin if type(a) is Noisy else a.dim()) if isinstance(a, Tensor) else None for a in args])
+    found: list[Any] = tensors(args) if key else tensors(args, kwargs)
+    pairs = [a for a in found if type(a) is Pair]
+    owner = pairs[0].owner
+    for a in pairs:
+        a.used = True
+    if key in owner.known and owner.sign is None and owner.log is None and owner.order is None:
+        fast, at_x = FAST[f]  # a layer's call as there was one before, without the search for its samples
+        return fast(owner.cut(pairs[0].origin, args[at_x], 0), *mapped(lambda a: a, args), **kwargs)
+    args, kwargs = mapped(lambda a: a, (args, kwargs))
+    names = tuple(sorted({name for a in pairs for name in a.origin}))
+    if not compiling:
+        _check_place(owner, pairs, names, f)
+    if owner.sign is not None:
+        return at(owner.sign, f, args, kwargs)
+    first, title, writes = args[0] if type(args[0]) is Pair else None, title_of(f), f in IN_PLACE
+    if f in UNSAFE or kwargs.get("out") is not None:
+        what = UNSAFE.get(f, f"{title} with out=")
+        refuse(names, f"{what} of a noisy weight is not served: use split(), or leave the weight out by perturb=")
+    if f in TURNS and first is not None and first.w is not None and first.two.dim() == 3:
+        return first.transposed()
+    if f is T.__iter__:
+        return iter(dispatch(T.unbind, args, {}))
+    if f in MEANT:  # the weighted mean of a pair; a weight itself, whose gradient is asked for
+        args, kwargs = mapped(
+            lambda a: (a.weighted() if a.w is None else a.w) if type(a) is Pair else a, (args, kwargs)
+        )
+        with torch._C.DisableTorchFunctionSubclass():
+            return f(*args, **kwargs)
+    if writes and first is not None and first.w is not None:
+        refuse(names, f"{title} writes to a noisy weight: write before the block")
+    if f is F.embedding:
+        options_of_embedding(args, kwargs)
+    if owner.log is None and f is F.batch_norm and owner.batch_norm == "batch":
+        return _batch_norm(owner, names, *args, **kwargs)
+    meets_loss = f in ADDED and len(found) == 2 and all(a.dim() == 0 for a in found)
+    if meets_loss and any(type(a) is not Pair and a.requires_grad for a in found):  # a number from here
+        args, kwargs = mapped(lambda a: a.weighted() if type(a) is Pair else a, (args, kwargs))
+        return f(*args, **kwargs)
+    given, returned = owner.layout(f, title, names, found)
+    y = _fast(owner, names, f, args, kwargs, found, given)
+    if owner.log is not None:
+        kind = "pair" if y is None else "fast"
+        owner.kinds.update({name: max(kind, owner.kinds.get(name, "")) for name in names})
+    if y is not None:
+        if key and owner.log is None:
+            owner.known.add(key)
+        return y
+    if f in LIKE or all(g is None for g, a in zip(given, found, strict=True) if type(a) is not Pair):
+        if writes and first is None:
+            refuse(names, f"{title} writes both values of a noisy weight into one tensor")
+        return _joined(owner, names, title, at(0, f, args, kwargs), at(1, f, args, kwargs))
+    if "?" in given or "?" in returned or None in returned:
+        refuse(
+            names,
+            f"{title} of {shapes(found)} mixes the samples, orders them otherwise, or has not one dimension of them: "
+            "use split()",
+        )
+    if f is T.__setitem__ or (writes and (first is not None or owner.order is not None)):
+        refuse(names, f"{title} with samples is not served: use split()")
+    return _by_halves(owner, names, f, args, kwargs, list(zip(found, given, strict=True)), returned)
+
+
+def _check_place(owner: OnePass, pairs: Sequence[Pair], names: tuple[str, ...], f: Any) -> None:
+    if owner.block is None or any(a.w is None and a.block is not owner.block for a in pairs):
+        raise Unserved(names, "a value of noisy weights was kept from an earlier block: compute it anew in each")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Unserved(names, "vmap and torch.func are not served: use points() or split()")
+    if f is T.detach and sys._getframe(3).f_code.co_name == "_save_to_state_dict":
+        raise Unserved(names, "state_dict() inside the block: leave it first")
+
+
+def _fast(owner: OnePass, names: Any, f: Any, args: Any, kwargs: Any, found: list[Any], given: list[Any]) -> Any:
+    """The layer's own way, where the weight itself meets samples in their first dimension; else None."""
+    fast, at_x = FAST.get(f, (None, 0))
+    if fast is None or len(found) <= at_x + 1 or given[at_x] != 0:
+        return None
+    x, weight = found[at_x : at_x + 2]
+    others = [(a, g) for a, g in zip(found, given, strict=True) if a is not x and a is not weight]
+    if type(x) is Pair or type(weight) is not Pair or weight.w is None or weight.two.is_complex():
+        return None
+    if any(g is not None or (type(a) is Pair and (a.w is None or a.two.dim() != 2)) for a, g in others):
+        return None
+    if (f is not F.embedding and x.dim() < 2) or len(args) <= at_x or args[at_x] is not x:
+        return None
+    cut = owner.cut(names, x, 0)
+    y = fast(cut, *args[:at_x], owner.sort(x, 0), *args[at_x + 1 :], **kwargs)
+    return None if y is None else owner.unsort(y, 0)
+
+
+def _by_halves(
+    owner: OnePass, names: Any, f: Any, args: Any, kwargs: Any, found: list[tuple[Any, Any]], returned: list[Any]
+) -> Any:
+    """f at w + n for the first half of the samples and at w − n for the others, put together."""
+    parts: list[Any] = []
+    for a, d in found:
+        both = (a.value(0), a.value(1)) if type(a) is Pair else (a, a)
+        if d is None:
+            parts.append(both.__getitem__)
+        elif type(a) is Pair or f in IN_PLACE:  # a view for a write is taken when the write before it is done
+            cut = owner.cut(names, a, d)
+            ends = (d, 0, cut), (d, cut, a.shape[d] - cut)
+            parts.append(lambda sign, both=both, d=d, ends=ends: owner.sort(both[sign], d).narrow(*ends[sign]))
+        else:
+            parts.append(owner.split(names, a, d).__getitem__)
+    halves = []
+    for sign in (0, 1):
+        order = iter(parts)
+        these, named = mapped(lambda a: next(order)(sign), (args, kwargs))  # noqa: B023
+        halves.append(f(*these, **named))
+    if f in IN_PLACE:
+        return args[0]
+    whole = iter([owner.join(both, d) for *both, d in zip(*map(tensors, halves), returned, strict=True)])
+    return mapped(lambda a: next(whole), halves[0])
+
+
+def at(sign: int, f: Any, args: Any, kwargs: Any) -> Any:
+    """f with the values at one sign."""
+    args, kwargs = mapped(lambda a: a.value(sign) if type(a) is Pair else a, (args, kwargs))
+    return f(*args, **kwargs)
+
+
+def _joined(owner: OnePass, names: tuple[str, ...], title: str, plus: Any, minus: Any) -> Any:
+    """A pair of what came of both values, in whatever structure."""
+    if isinstance(plus, Tensor):
+        return Pair(owner, names, (plus, minus))
+    if isinstance(plus, list | tuple):
+        parts = [_joined(owner, names, title, p, m) for p, m in zip(plus, minus, strict=True)]
+        return type(plus)(*parts) if hasattr(plus, "_fields") else type(plus)(parts)
+    if plus != minus:
+        refuse(names, f"{title} is not the same at w + n and at w − n")
+    return plus
+
+
+def _batch_norm(
+    owner: OnePass,
+    names: Any,
+    x: Tensor,
+    mean: Any,
+    var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *rest: Any,
+    **how: Any,
+) -> Tensor:
+    """Over the whole batch, with a noisy weight or bias."""
+    parts = owner.split(names, F.batch_norm(x, mean, var, None, None, *rest, **how), 0)
+    for a, op in ((weight, torch.mul), (bias, torch.add)):
+        if a is not None:
+            values = [(a.value(sign) if type(a) is Pair else a).view(-1, *[1] * (x.dim() - 2)) for sign in (0, 1)]
+            parts = [op(part, value) for part, value in zip(parts, values, strict=True)]
+    return owner.join(parts, 0)

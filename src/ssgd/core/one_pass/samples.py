@@ -1,0 +1,201 @@
+"""Where the samples are: seen in a dry run, which leaves no trace."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torchs
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .. import random_state, stale
+from .layers import Unserved
+from .pairs import HARMLESS, RANDOM, Pair, dispatch, shapes, tensors
+
+MOST = 5  # samples in a dry run: 3 at w + n and 2 at w − n
+
+
+def count_samples(arguments: Any, dim: int) -> int:
+    """The common size of all tensors in that dimension."""
+    leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim() > dim]
+    sizes = sorted({leaf.shape[dim] for leaf in leaves})
+    if len(sizes) != 1:
+        raise Unserved(
+            (),
+            f"the model was given tensors of sizes {sizes} in dimension {dim}: pass only what has one entry a sample, "
+            "or say by one_pass(dim=...) which dimension has the samples",
+        )
+    return int(sizes[0])
+
+
+def signature(arguments: Any, dim: int) -> tuple[Any, ...]:
+    """What a dry run holds for: the structure, ranks and switches of the arguments, whatever their sizes."""
+
+    def kind(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.dim(), leaf.is_floating_point()
+        return leaf if isinstance(leaf, bool | str | None) else type(leaf)
+
+    leaves, structure = pytree.tree_flatten(arguments)
+    return dim, repr(structure), *map(kind, leaves)
+
+
+def some(arguments: Any, total: int, dim: int, start: int, stop: int) -> Any:
+    """The samples from start to stop, again from the first where there are fewer."""
+
+    def part(a: Any) -> Any:
+        if isinstance(a, Tensor) and a.dim() > dim and a.shape[dim] == total:
+            return a.index_select(dim, torch.arange(start, stop, device=a.device) % total)
+        return a
+
+    return pytree.tree_map(part, arguments)
+
+
+class Log(TorchFunctionMode):
+    """Every call: what was given, as it was then, and the shapes returned.
+
+    The whole's random numbers are those of its halves, which ``plan`` has.
+    """
+
+    def __init__(self, plan: Any = ()) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+        self.plan = plan
+
+    def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = dispatch if args and type(args[0]) is Pair else _plain
+        if f in HARMLESS:
+            return call(f, args, kwargs or {})
+        found = tensors(args, kwargs or {})
+        given = [a if type(a) is Pair or isinstance(a, nn.Parameter) else a.detach().clone() for a in found]
+        y = call(f, args, kwargs or {})
+        if f in RANDOM and len(self.calls) < len(self.plan):
+            *_, (d,), _, _, p, q = self.plan[len(self.calls)]
+            if isinstance(d, int):
+                y.copy_(torch.cat([p, q], d))
+        self.calls.append((f, given, shapes(tensors(y)), y.detach().clone() if f in RANDOM else None))
+        return y
+
+
+def _plain(f: Any, args: Any, kwargs: Any) -> Any:
+    return f(*args, **kwargs)
+
+
+def compared(three: list[Any], two: list[Any]) -> list[Any]:
+    """The calls of the runs over 3 and 2 samples, with the dimension of the samples in all that went in and out."""
+    if [call[0] for call in three] != [call[0] for call in two]:
+        raise Unserved((), "what is computed depends on the number of samples, or on their values: use split()")
+    plan = []
+    for (f, given, out, drawn), (_, given_2, out_2, drawn_2) in zip(three, two, strict=True):
+        dims = [grown(a, b) for a, b in zip(shapes(given), shapes(given_2), strict=False)]
+        returned = [grown(a, b) for a, b in zip(out, out_2, strict=False)]
+        plan.append((f, dims, returned, given, given_2, drawn, drawn_2))
+    return plan
+
+
+def grown(a: tuple[int, ...], b: tuple[int, ...]) -> int | str | None:
+    """Of one tensor's shapes at 3 and at 2 samples: the dimension that grows with them, or "?" where it is not one."""
+    grow = [d for d in range(len(a)) if a[d] != b[d]] if len(a) == len(b) else [0, 0]
+    if not grow:
+        return None
+    return grow[0] if len(grow) == 1 and a[grow[0]] * 2 == b[grow[0]] * 3 else "?"
+
+
+def agrees(a: Tensor, dim: int | str | None, three: Tensor, two: Tensor) -> bool:
+    """Whether what the whole was given is its halves put together, or the same in both."""
+    if isinstance(dim, str):
+        return False
+    if dim is None:
+        return alike(a, three) and alike(three, two)
+    return alike(a, torch.cat([three, two], dim))
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Equal but for rounding, which low precision makes large."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (a.is_floating_point() or a.is_complex()) or not a.numel():
+        return torch.equal(a, b)
+    rough = torch.finfo(a.dtype).eps > 1e-4
+    size = b[b.isfinite()].abs().square().double().mean().nan_to_num().sqrt().item()
+    close = torch.isclose(a, b, 5e-2 if rough else 1e-2, (5e-2 if rough else 1e-3) * size + 1e-12, equal_nan=True)
+    return bool(close.double().mean() > 0.98)
+
+
+@contextmanager
+def untouched(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
+    """Eval mode, no gradients, no compiler and no hooks but torch's own; afterwards all is as it was.
+
+    That holds for modes, buffers, hooks, autocast's cache and random states, not for what a forward() writes to
+    Python objects of its own.
+    """
+    modes = [(part, part.training) for part in model.modules()]
+    buffers = [(b, b.clone()) for b in model.buffers()]
+    hooks = users_hooks(model)
+    numpy = sys.modules.get("numpy")
+    states = random_state.snapshot(devices), random.getstate(), None if numpy is None else numpy.random.get_state()
+    with ExitStack() as stack:
+        try:
+            for part, _ in modes:
+                part.training = False
+            were = [(found, dict(found)) for found, *_ in hooks]
+            for found, key, *_ in hooks:
+                del found[key]
+            stack.enter_context(torch.no_grad())
+            if "torch._dynamo" in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+        finally:
+            for part, mode in modes:
+                part.training = mode
+            for found, before in were:  # in their order
+                found.clear()
+                found.update(before)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
+            random_state.put_back(states[0])
+            random.setstate(states[1])
+            if numpy is not None:
+                numpy.random.set_state(states[2])
+            stale.forget()
+
+
+def users_hooks(model: nn.Module) -> list[tuple[Any, Any, Any, str]]:
+    """Every forward hook that is neither torch's own, as weight_norm's and pruning's are, nor ours, and its place."""
+    places = [("a module", torchs._global_forward_hooks), ("a module", torchs._global_forward_pre_hooks)]
+    for name, part in model.named_modules():
+        places += [(name or "the model", hooks) for hooks in (part._forward_hooks, part._forward_pre_hooks) if hooks]
+    found = []
+    for name, hooks in places:
+        for key, hook in hooks.items():
+            kind = hook if hasattr(hook, "__name__") else type(hook)
+            if not str(getattr(kind, "__module__", "")).startswith(("torch.", __package__)):
+                found.append((hooks, key, hook, name))
+    return found
+
+
+def watched(model: nn.Module) -> Callable[[], object]:
+    """Have every such hook refused that changes what a layer is given or gives: the dry run left it out.
+
+    Returns the function that ends it.
+    """
+    found = users_hooks(model)
+
+    def watch(hook: Any, name: str) -> Callable[..., None]:
+        def look(*args: Any, **kwargs: Any) -> None:
+            if hook(*args, **kwargs) is not None:
+                raise Unserved((), f"a forward hook of {name} changes what passes it: use split()")
+
+        return look
+
+    for hooks, key, hook, name in found:
+        hooks[key] = watch(hook, name)
+    return lambda: [hooks.update({key: hook}) for hooks, key, hook, _ in found if key in hooks]
