@@ -57,8 +57,13 @@ class MeanGradient:
         if len(now) != len(self._before):
             return True
         return any(
-            ref() is not g or version != _version(g) for (ref, version), g in zip(self._before, now, strict=True)
+            ref() is not g or version != version_of(g) for (ref, version), g in zip(self._before, now, strict=True)
         )
+
+    @property
+    def there(self) -> bool:
+        """Whether there is any gradient."""
+        return any([p.grad is not None for p in self.all])
 
     @property
     def came_late(self) -> bool:
@@ -122,7 +127,7 @@ class MeanGradient:
 
     def look(self) -> None:
         """Note what there is now."""
-        self._before = [(TensorWeakRef(g), _version(g)) for p in self.all if (g := p.grad) is not None]
+        self._before = [(TensorWeakRef(g), version_of(g)) for p in self.all if (g := p.grad) is not None]
 
     @torch.no_grad()
     def _take(self, share: float, moved: bool) -> None:
@@ -220,6 +225,6 @@ def all_finite(parameters: Sequence[Tensor], shardings: Iterable[Sharding]) -> T
     return bad == 0
 
 
-def _version(gradient: Tensor) -> int:
-    """Of the gradient, and of its part here where it is sharded."""
+def version_of(gradient: Tensor) -> int:
+    """How often the tensor was written to, and its part here where it is sharded."""
     return gradient._version + (local(gradient)._version if type(gradient) is not Tensor else 0)

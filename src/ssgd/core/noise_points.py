@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import random_state
 from .buckets import Chosen
-from .checks import check_chosen, check_flat, check_level, check_seed
+from .checks import check_chosen, check_flat, check_level, check_movable, check_seed
 from .noise import Distribution, Fill, as_distribution
 from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
 from .passes import Route, Stage
@@ -21,6 +21,10 @@ from .selection import default_selection, magnitudes, trainable
 from .weights import Damping, Level, NoisyWeights, Values
 
 Draws = Sequence[tuple[int, int]]  # the sign and the number of the draw of each point; (0, 0) is w itself
+NOTHING = (
+    "nothing to perturb: no trainable tensor of two or more dimensions was found; choose some with "
+    "perturb=select(model, ...)"
+)
 OPTIONS = ("perturb", "per_rank", "seed", "foreach")
 
 
@@ -78,12 +82,10 @@ class NoisePoints(Rule):
         self._weights = self._magnitudes = None
         check_flat(opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
-        off = not any(isinstance(level, Tensor) or level > 0 for level in opt._levels())
-        if not off and not self.selected(opt):
-            raise ValueError(
-                "nothing to perturb: no trainable tensor of two or more dimensions was found; "
-                "choose some with perturb=select(model, ...)"
-            )
+        self._none_chosen = not self.selected(opt)
+        if self._none_chosen and any(map(self._moves, opt.base.param_groups)):
+            raise ValueError(NOTHING)
+        check_movable(self.selected(opt))
         parameters = opt.all_parameters
         self.place = find_place(opt.model, parameters, self.mirror, self.per_rank)
         ddp = unwrap_ddp(opt.model)
@@ -143,10 +145,12 @@ class NoisePoints(Rule):
         index: dict[int, tuple[int, int]] = {}  # the group and the position of each parameter
         moving = []  # groups
         for number, group in enumerate(opt.base.param_groups):
-            if isinstance(group["noise"], Tensor) or group["noise"] > 0 or not self.off_without_level:
+            if self._moves(group):
                 moving.append(number)
             for p in group["params"]:
                 index.setdefault(id(p), (number, len(index)))
+        if moving and self._none_chosen and not self.selected(opt):
+            raise ValueError(NOTHING)
         chosen, signature = [], []
         for p in self.selected(opt):
             number, position = index[id(p)]
@@ -219,6 +223,9 @@ class NoisePoints(Rule):
             move(0).release()
 
     # --- below here: how --------------------------------------------------------------------------------------------
+
+    def _moves(self, group: dict[str, Any]) -> bool:
+        return isinstance(group["noise"], Tensor) or group["noise"] > 0 or not self.off_without_level
 
     def _make_weights(self, opt: PointOptimizer, chosen: list[Chosen]) -> NoisyWeights:
         kind: type[NoisyWeights] = NoisyWeights

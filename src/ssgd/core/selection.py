@@ -77,7 +77,7 @@ def magnitudes(parameters: Sequence[Tensor], model: nn.Module | None = None) -> 
         return {id(p) for module in model.modules() for p in _magnitudes_of(module)}
     found = set()
     for this, following in pairwise(parameters):  # (k, 1, …, 1), all positive, before the direction (k, …) it scales
-        column = this.dim() >= 2 and this.shape[0] > 1 and this.numel() == this.shape[0]
+        column = this.dim() >= 2 and this.shape[0] > 1 and this.numel() == this.shape[0] and not this.is_complex()
         direction = following.dim() == this.dim() and following.shape[:1] == this.shape[:1]
         real = not this.is_complex()
         if column and direction and real and following.numel() > this.numel() and bool((this > 0).all()):
