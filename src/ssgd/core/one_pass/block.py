@@ -326,8 +326,8 @@ class OnePass:
         except Unserved:
             raise
         except Exception as problem:
-            why = f"the dry run with 3 and 2 samples failed, so use split(): {type(problem).__name__}: {problem}"
-            raise Unserved((), why) from problem
+            why = f"{type(problem).__name__}: {problem}".partition("\n")[0][:200]
+            raise Unserved((), f"the dry run with 3 and 2 samples failed, so use split(): {why}") from problem
         finally:
             for pair, two in zip(self.pairs, real, strict=True):
                 pair.two = two
