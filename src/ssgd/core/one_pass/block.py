@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ..checks import check_choice
 from ..parallel import is_sharded, sharded_modules, unwrap_ddp
 from ..passes import Stage
+from ..random_state import capturing
 from .layers import LATE, Unserved, refuse
 from .pairs import ADDED, Noisy, Pair, shapes
 from .samples import MOST, Log, agrees, compared, count_samples, signature, some, take_back, untouched, watch
@@ -202,6 +203,10 @@ class OnePass:
             return
         self._counts.add(total)
         if signature((args, kwargs), self.dim) not in self._seen:
+            if capturing():
+                refuse(
+                    (), "a CUDA graph cannot hold the dry run: take a step, or call opt.dry_run(), before the capture"
+                )
             self.dry_run(self.inner, args, kwargs)
             watch(self._undo, self.inner)
         if self.signs is not None:
