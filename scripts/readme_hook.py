@@ -28,4 +28,4 @@ def with_whole_links(text: str, repository: str, tag: str) -> str:
         place = "raw" if target.partition("#")[0].endswith(PICTURES) else "blob"
         return f"{before}{repository}/{place}/{tag}/{target}"
 
-    return re.sub(r"(\]\(|src=\")(?!https?://|#)([^)\"\s]+)", whole, text)
+    return re.sub(r"(\]\(|src(?:set)?=\")(?!https?://|#)([^)\"\s]+)", whole, text)

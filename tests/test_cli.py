@@ -127,7 +127,7 @@ def test_a_wrong_option_is_answered(here, capsys):
         (["train", "digits", "--rho", "0.1"], "ssgd: cannot use 'rho': rho is part of the method: method=sam:0.1"),
         (["train", "digits", "share=0.1"], "share is part of the method: method=m-arwp settings.share=0.1"),
         (["train", "digits", "wokers=2"], "ssgd: cannot use 'wokers=2': did you mean workers"),
-        (["train", "digits", "method=splt"], "ssgd: no method called 'splt': did you mean split"),
+        (["train", "digits", "method=ssdg"], "ssgd: no method called 'ssdg': did you mean both"),
         (["train", "digits", "words"], "ssgd: cannot use 'words': write key=value, after the name of a recipe"),
         (["train", "digits", "phases=1-x"], "ssgd: cannot read phases='1-x'"),
         (["train", "digits", "keep=0"], "ssgd: keep must be a whole number of at least 1"),

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ssgd.lab.data import NAMES, Source, load, registry
-from ssgd.lab.data.registry import SPEECH as NAMES as SPEECH
+from ssgd.lab.data import NAMES, Source, load
 from ssgd.lab.data.images import DeviceImages, fake_images
+from ssgd.lab.data.registry import SPEECH
 
 
 def count(batches) -> int:
@@ -27,7 +27,8 @@ def test_names_with_files_are_read_from_the_folder(monkeypatch, tmp_path) -> Non
     asked = []
     for reader in ("cifar", "mnist"):
         monkeypatch.setattr(
-            registry, reader, lambda *args, reader=reader: asked.append((reader, *args)) or fake_images()
+            f"ssgd.lab.data.{reader}.{reader}",
+            lambda *args, reader=reader: asked.append((reader, *args)) or fake_images(),
         )
     monkeypatch.setenv("SSGD_DATA", str(tmp_path))
     for name in sorted(set(NAMES) - {"digits", "fake", "ptb", "fake-text", *SPEECH}):

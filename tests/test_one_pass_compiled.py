@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim import SGD
 
 from ssgd import SSGD
+from ssgd.core.one_pass import Unserved
 
 from .one_pass_cases import Nano, Use, ids, words
 from .test_one_pass import normed, pictures
@@ -66,6 +67,15 @@ def test_a_compiled_net_with_batch_norm(kind, bn_stats):
         step(eager, lambda: F.cross_entropy(plain(x), y), batch_norm=kind)
     assert all(map(torch.allclose, net.state_dict().values(), plain.state_dict().values()))
     assert counter.frame_count == 1
+
+
+def test_a_backward_after_the_block_is_refused_compiled_too():
+    model, (x, y) = normed(), pictures()
+    compiled = torch.compile(model, backend="aot_eager")
+    with optimizer(model.parameters(), compiled).one_pass():
+        loss = F.cross_entropy(compiled(x), y)
+    with pytest.raises(Unserved, match=r"a backward\(\) came after its block"):
+        loss.backward()
 
 
 def test_a_refusal_stands_in_dynamos_error():

@@ -23,7 +23,7 @@ import os
 import signal
 from pathlib import Path
 
-from ssgd.lab.models import small_cnn
+from ssgd.lab.models.convnets import small_cnn
 
 
 def make(classes):

@@ -36,7 +36,7 @@ def test_settings_reach_the_method():
     assert (opt.param_groups[0]["noise"], opt.rule.shares, opt.rule.eta) == (0.02, [0.7, 0.3], 2.0)
     opt = run_of(small(method="both", level=0.2, distribution="sign", perturb="dense", bn_stats="once")).opt
     assert (opt.distribution.name, len(opt.selected), opt.bn_stats) == ("sign", 1, "once")
-    assert run_of(small(method="ema", level=0.9)).opt.decay == 0.9
+    assert run_of(small(method="ema", level=0.9)).opt.averaged.multi_avg_fn.decay == 0.9
     opt = run_of(small(method="sam", level=0.2, perturb="dense", bn_stats="once")).opt
     assert (opt.param_groups[0]["rho"], len(opt.selected), opt.bn_stats) == (0.2, 1, "once")
 

@@ -357,8 +357,8 @@ def test_torchrun_trains_and_one_rank_speaks(ranks: Ranks, tmp_path: Path) -> No
     ranks(2, trained, recipe, tmp_path / "here")
     done, _ = torchrun(recipe, tmp_path / "by torchrun")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("ssgd(0.25)") == 1  # the table, of one rank
-    assert done.stderr.count("method = 'ssgd'") == 1  # the recipe
+    assert done.stdout.count("both(0.29)") == 1  # the table, of one rank
+    assert done.stderr.count("method = 'both'") == 1  # the recipe
     assert_same_files(tmp_path / "by torchrun", tmp_path / "here")
 
 

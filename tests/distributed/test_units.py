@@ -10,9 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import SGD
 
-from ssgd.lab.models import wide_resnet
 from ssgd.lab.models.convnets import convolutions_and_poolings
 from ssgd.lab.models.lstm import LanguageModel
+from ssgd.lab.models.resnet import wide_resnet
 from ssgd.lab.models.sgcn import sgcn
 from ssgd.lab.train.distributed import load_whole_state, whole_state, wrap
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
@@ -138,9 +138,13 @@ def _overrides(module: object, hook: str) -> bool:
     return sum(hook in vars(kind) for kind in type(module).__mro__) > 1
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Asks for the names that are nearly ``name``, or says ``otherwise`` where there are none."""
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, words: Mapping[str, str] | None = None) -> str:
+    """Asks for the names that are nearly ``name``, or says ``otherwise`` where there are none.
+
+    ``words``: what people may call a known name instead.
+    """
     from difflib import get_close_matches
 
-    near = get_close_matches(name, list(known), 3)
+    names = {one: one for one in known} | dict(words or {})
+    near = dict.fromkeys(names[match] for match in get_close_matches(name.lower(), names, 3))
     return f"did you mean {' or '.join(near)}?" if near else otherwise

@@ -4,12 +4,14 @@ from .averaging import Averaging
 from .dropconnect import dropconnect, remove_dropconnect
 from .dropout import dropout_on_dense
 from .entropy_sgd import EntropySGD
+from .momentum_sam import MomentumSAM
 from .nso import NSO
 from .one_sided import OneSided
 from .plain import Plain
 from .registry import METHODS, Method, Setting, get
 from .rwp import RWP
 from .sam import SAM
+from .sam_at_intervals import SAMAtIntervals
 
 __all__ = [
     "METHODS",
@@ -19,8 +21,10 @@ __all__ = [
     "Averaging",
     "EntropySGD",
     "Method",
+    "MomentumSAM",
     "OneSided",
     "Plain",
+    "SAMAtIntervals",
     "Setting",
     "dropconnect",
     "dropout_on_dense",

@@ -18,11 +18,13 @@ from .averaging import Averaging
 from .dropconnect import dropconnect
 from .dropout import dropout_on_dense
 from .entropy_sgd import EntropySGD
+from .momentum_sam import MomentumSAM
 from .nso import NSO
 from .one_sided import OneSided
 from .plain import Plain
 from .rwp import RWP
 from .sam import SAM
+from .sam_at_intervals import SAMAtIntervals
 
 LEVELS = {"noise", "rho", "p"}  # what the methods call theirs
 
@@ -212,6 +214,21 @@ _methods = [
         fixed={"adaptive": True},
     ),
     Method(
+        "msam",
+        "momentum-SAM: the gradient up the slope that past steps came down",
+        MomentumSAM,
+        1,
+        (Setting("rho", 0.3, 0.0, 5.0, "length of the climb"),),
+    ),
+    Method(
+        "sam-10",
+        "SAM in every tenth step",
+        SAMAtIntervals,
+        1.1,
+        (Setting("rho", 0.05, 0.0, 0.5, "length of the climb"),),
+        fixed={"interval": 10},
+    ),
+    Method(
         "dropconnect",
         "Drops weights of dense layers at random: DropConnect.",
         Plain,
@@ -253,9 +270,12 @@ _methods = [
 METHODS: dict[str, Method] = {method.name: method for method in _methods}
 
 
+ELSEWHERE = {"s-sgd": "both", "ssgd": "both", "sgd": "base", "adam": "base"}  # names that one would try
+
+
 def get(name: str) -> Method:
     """The method of that name."""
     if name not in METHODS:
-        names = ", ".join(METHODS)
-        raise ValueError(f"no method called {name!r}: {did_you_mean(name, METHODS, f'use one of {names}')}")
+        hint = did_you_mean(name, METHODS, f"use one of {', '.join(METHODS)}", ELSEWHERE)
+        raise ValueError(f"no method called {name!r}: {hint}")
     return METHODS[name]

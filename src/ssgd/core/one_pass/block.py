@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ..checks import check_choice
 from ..parallel import is_sharded, sharded_modules, unwrap_ddp
 from ..passes import Stage
-from .layers import Unserved, refuse
+from .layers import LATE, Unserved, refuse
 from .pairs import ADDED, Noisy, Pair, shapes
 from .samples import MOST, Log, agrees, compared, count_samples, signature, some, untouched, watched
 
@@ -145,6 +145,8 @@ class OnePass:
             for module in {id(m): m for m in (self.model, self.inner)}.values():
                 handle = module.register_forward_pre_hook(self._arrive, prepend=True, with_kwargs=True)
                 self._undo.append(handle.remove)
+                if hasattr(module, "_orig_mod"):
+                    self._undo.append(module.register_forward_hook(self._depart).remove)
             for name, module, kind in self.norms:
                 self._undo.append(_swap(module, by_halves(kind), _one_pass=(self, name)))
             self._before = self._marks()
@@ -202,6 +204,17 @@ class OnePass:
                 refuse((), f"signs= has {len(self.signs)} entries for {total} samples")
             self.plus = int((self.signs > 0).sum())
             self.order = (self.signs < 0).to(torch.uint8).argsort(stable=True)
+
+    def _depart(self, module: nn.Module, args: Any, output: Any) -> None:
+        """After a compiled model's forward: its backward() asks nobody whether the block is still open."""
+
+        def check(gradient: Tensor, block: Any = self.block) -> None:
+            if not block.is_open:
+                raise Unserved((), LATE)
+
+        for a in pytree.tree_leaves(output) if self.log is None else ():
+            if isinstance(a, Tensor) and a.requires_grad:
+                a.register_hook(check)  # type: ignore[no-untyped-call]
 
     def share(self) -> float:
         """Of the samples, how many see w + n."""
@@ -313,8 +326,8 @@ class OnePass:
         except Unserved:
             raise
         except Exception as problem:
-            why = f"the dry run with 3 and 2 samples failed, so use split(): {type(problem).__name__}: {problem}"
-            raise Unserved((), why) from problem
+            why = f"{type(problem).__name__}: {problem}".partition("\n")[0][:200]
+            raise Unserved((), f"the dry run with 3 and 2 samples failed, so use split(): {why}") from problem
         finally:
             for pair, two in zip(self.pairs, real, strict=True):
                 pair.two = two

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LATE = "a backward() came after its block: call it inside `with opt.one_pass():`"
+
 
 class Unserved(RuntimeError):
     """Something that one_pass() cannot do rightly; ``names`` are the weights concerned, none where all are."""
@@ -63,7 +65,7 @@ def check_backward(ctx: Any, once: bool = True) -> None:
     if once and torch.is_grad_enabled():  # once_differentiable would cost a wrapper at every layer
         raise Unserved((), "a gradient of a gradient (create_graph=True) is not served: use points() or split()")
     if ctx.block is not None and not ctx.block.is_open:
-        raise Unserved((), "a backward() came after its block: call it inside `with opt.one_pass():`")
+        raise Unserved((), LATE)
 
 
 class Linear(torch.autograd.Function):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 
+from ...core.checks import did_you_mean
 from ..train.recipe import Recipe
 from . import figures, questions, tables
 from .cells import Cell, Experiment
@@ -55,7 +55,7 @@ STARTERS: dict[str, Callable[[], Recipe]] = {
 def experiment(name: str) -> Experiment:
     """Returns the experiment of that name."""
     if name not in EXPERIMENTS:
-        hint = _hint(name, EXPERIMENTS) or f"use one of {', '.join(EXPERIMENTS)}"
+        hint = did_you_mean(name, EXPERIMENTS, f"use one of {', '.join(EXPERIMENTS)}")
         raise ValueError(f"no experiment called {name!r}: {hint}")
     return EXPERIMENTS[name]()
 
@@ -76,7 +76,8 @@ def get(name: str) -> Recipe:
             if cell.name == name:
                 return cell.recipe
     known = names()
-    raise ValueError(f"no recipe called {name!r}: {_hint(name, known) or f'`ssgd recipes` lists all {len(known)}'}")
+    hint = did_you_mean(name, known, f"`ssgd recipes` lists all {len(known)}")
+    raise ValueError(f"no recipe called {name!r}: {hint}")
 
 
 def names() -> list[str]:
@@ -98,8 +99,3 @@ def listing() -> str:
 
 def _cells(one: Experiment) -> Iterator[Cell]:
     return (cell for cell in (*one.cells, *one.also) if cell.make is not None)
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), 3)
-    return f"did you mean {' or '.join(near)}?" if near else ""

@@ -43,14 +43,19 @@ class Cell:
     ours: bool = False  # a control that the paper does not have: shown once it has been run
 
     @cached_property
-    def recipe(self) -> Recipe:
+    def unnamed(self) -> Recipe:
+        """The recipe but for its name."""
         if self.make is None:
             raise ValueError(f"{self.name} was trained before there were recipes, and cannot be trained again")
-        return replace(self.make(), name=self.name)
+        return self.make()
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return replace(self.unnamed, name=self.name)
 
     @cached_property
     def identity(self) -> str:
-        return self.name if self.make is None else identity(self.recipe)
+        return self.name if self.make is None else identity(self.unnamed)
 
     @property
     def gain(self) -> float | None:

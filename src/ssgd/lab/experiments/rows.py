@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -119,7 +120,7 @@ class Results:
 
     def has(self, row: Row) -> bool:
         """Whether the run that this row is of has one already, under its own name."""
-        alike = self._of.get(identity(Recipe.from_json(row["recipe"])), [])
+        alike = self._of.get(_identity(row["recipe"]), [])
         return any((other["experiment"], other.seed) == (row["experiment"], row.seed) for other in alike)
 
     def append(self, experiment: str, row: Row) -> None:
@@ -144,8 +145,7 @@ class Results:
 
     def take(self, row: Row) -> None:
         """Adds a row to those that are known, and to no file."""
-        key = identity(Recipe.from_json(row["recipe"])) if row.get("recipe") else row["experiment"]
-        self._of[key].append(row)
+        self._of[_identity(row["recipe"]) if row.get("recipe") else row["experiment"]].append(row)
         self.rows.append(row)
 
     def _add_statistics(self) -> None:
@@ -164,6 +164,15 @@ class Results:
             found = later.get((row["experiment"], row.seed, row.metric("test_accuracy") or 0.0))
             if found is not None:
                 row.setdefault(AGAIN, found)
+
+
+def _identity(recipe: Mapping[str, Any]) -> str:
+    return _identity_of(json.dumps({name: value for name, value in recipe.items() if name not in ("name", "seeds")}))
+
+
+@cache
+def _identity_of(recipe: str) -> str:
+    return identity(Recipe.from_json(json.loads(recipe)))
 
 
 def is_number(value: object) -> TypeGuard[float]:

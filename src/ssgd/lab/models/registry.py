@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
+from typing import Any
 
 from torch import nn
 
 from ..imported import imported, takes
-from .convnets import small_cnn, vgg
-from .imagenet_resnet import imagenet_resnet
-from .lstm import large_lstm, small_lstm, tiny_lstm
-from .resnet import DEPTHS, as_tensorflow, cifar_resnet, wide_resnet
-from .sgcn import sgcn
+
+DEPTHS = (20, 32, 44, 56, 110)
 
 
 @dataclass(frozen=True)
@@ -75,32 +73,47 @@ def _own(name: str, classes: int) -> nn.Module:
     return net
 
 
+def _of(family: str, function: str, *arguments: int, **options: Any) -> Callable[..., nn.Module]:
+    """A function of this package's module ``family``, which is imported when a net is built."""
+
+    def make(classes: int, channels: int = 3) -> nn.Module:
+        found: Callable[..., nn.Module] = getattr(import_module(f".{family}", __package__), function)
+        return found(*arguments, classes, channels=channels, **options)
+
+    return make
+
+
 _models = [
-    *(Model(f"resnet{d}", f"ResNet{d}, shortcuts padded with zeros (A)", partial(cifar_resnet, d), 32) for d in DEPTHS),
     *(
-        Model(f"resnet{d}-B", f"ResNet{d}, shortcuts projected (B)", partial(cifar_resnet, d, shortcut="B"), 32)
+        Model(f"resnet{d}", f"ResNet{d}, shortcuts padded with zeros (A)", _of("resnet", "cifar_resnet", d), 32)
+        for d in DEPTHS
+    ),
+    *(
+        Model(f"resnet{d}-B", f"ResNet{d}, shortcuts projected (B)", _of("resnet", "cifar_resnet", d, shortcut="B"), 32)
         for d in DEPTHS
     ),
     Model(
         "resnet20-tf",
         "ResNet20 (A), batch-norm as TensorFlow has it",
-        lambda classes, channels=3: as_tensorflow(cifar_resnet(20, classes, channels=channels)),
+        _of("resnet", "tensorflow_resnet", 20),
         32,
     ),
     *(
-        Model(f"wrn{d}-{k}", f"WideResNet of depth {d}, {k} times as wide", partial(wide_resnet, d, k), 32)
+        Model(f"wrn{d}-{k}", f"WideResNet of depth {d}, {k} times as wide", _of("resnet", "wide_resnet", d, k), 32)
         for d, k in ((28, 2), (28, 4), (28, 10), (20, 2))
     ),
-    Model("vgg6", "VGG6 with batch-norm, six convolutions", partial(vgg, 6), 32),
-    Model("vgg16", "VGG16 with batch-norm and one linear layer", partial(vgg, 16), 32),
-    Model("imagenet-resnet18", "ResNet18 for ImageNet", partial(imagenet_resnet, 18), 224),
-    Model("imagenet-resnet50", "ResNet50 for ImageNet", partial(imagenet_resnet, 50), 224),
-    Model("small-cnn", "three convolutions for the 8×8 digits", small_cnn, 8),
-    Model("lstm-large", "language model, LSTM 2×1500 (Zaremba's large)", large_lstm, None, "language"),
-    Model("lstm-small", "language model, LSTM 1×300", small_lstm, None, "language"),
-    Model("lstm-tiny", "language model, LSTM 2×32, for trying things out", tiny_lstm, None, "language"),
-    Model("sgcn-190", "speech, Simple Gated ConvNet 12×190 (paper: 1.09 M)", partial(sgcn, 190), None, "speech"),
-    Model("sgcn-300", "speech, Simple Gated ConvNet 12×300 (paper: 2.24 M)", partial(sgcn, 300), None, "speech"),
-    Model("sgcn-small", "speech, Simple Gated ConvNet 5×32", partial(sgcn, 32, layers=5, fronts=4), None, "speech"),
+    Model("vgg6", "VGG6 with batch-norm, six convolutions", _of("convnets", "vgg", 6), 32),
+    Model("vgg16", "VGG16 with batch-norm and one linear layer", _of("convnets", "vgg", 16), 32),
+    Model("imagenet-resnet18", "ResNet18 for ImageNet", _of("imagenet_resnet", "imagenet_resnet", 18), 224),
+    Model("imagenet-resnet50", "ResNet50 for ImageNet", _of("imagenet_resnet", "imagenet_resnet", 50), 224),
+    Model("small-cnn", "three convolutions for the 8×8 digits", _of("convnets", "small_cnn"), 8),
+    Model("lstm-large", "language model, LSTM 2×1500 (Zaremba's large)", _of("lstm", "large_lstm"), None, "language"),
+    Model("lstm-small", "language model, LSTM 1×300", _of("lstm", "small_lstm"), None, "language"),
+    Model("lstm-tiny", "language model, LSTM 2×32, for trying things out", _of("lstm", "tiny_lstm"), None, "language"),
+    Model("sgcn-190", "speech, Simple Gated ConvNet 12×190 (paper: 1.09 M)", _of("sgcn", "sgcn", 190), None, "speech"),
+    Model("sgcn-300", "speech, Simple Gated ConvNet 12×300 (paper: 2.24 M)", _of("sgcn", "sgcn", 300), None, "speech"),
+    Model(
+        "sgcn-small", "speech, Simple Gated ConvNet 5×32", _of("sgcn", "sgcn", 32, layers=5, fronts=4), None, "speech"
+    ),
 ]
 MODELS: dict[str, Model] = {model.name: model for model in _models}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-DEPTHS = (20, 32, 44, 56, 110)
+from .registry import DEPTHS
 
 
 def cifar_resnet(depth: int, classes: int, shortcut: str = "A", channels: int = 3) -> nn.Module:
@@ -17,8 +17,9 @@ def cifar_resnet(depth: int, classes: int, shortcut: str = "A", channels: int = 
     return CifarResNet((depth - 2) // 6, classes, shortcut, channels)
 
 
-def as_tensorflow(net: nn.Module) -> nn.Module:
-    """Sets batch-norm as TensorFlow has it by default: momentum 0.99, which is torch's 0.01, and ε = 0.001."""
+def tensorflow_resnet(depth: int, classes: int, channels: int = 3) -> nn.Module:
+    """The same, with batch-norm as TensorFlow has it by default: momentum 0.99 (torch's 0.01) and ε = 0.001."""
+    net = cifar_resnet(depth, classes, channels=channels)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum, module.eps = 0.01, 1e-3

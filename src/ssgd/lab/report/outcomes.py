@@ -8,20 +8,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import mean
 
-from ...core.noise import paper_level
 from ..experiments.catalogue import experiments
 from ..experiments.cells import Cell, Experiment
+from ..experiments.questions import fitted
 from ..experiments.rows import AGAIN, Results, Row, is_number
 from ..experiments.statistics import Difference, Sample, paired, sample
 from . import verdicts
 from .verdicts import CALIBRATED, FAILED, NOT_RUN, OURS_ALONE, Interval, Spread, combined, pooled, welch
 
 RUNS = 5  # of the paper on CIFAR, where it does not list them
-FITTED = {  # by experiment: the settings of the paper that were chosen by its own numbers
-    "baseline": ("baseline/cifar10/5e-4", "baseline/cifar100/5e-4"),
-    "table5": ("table5/small/base",),
-    "fig3": tuple(f"fig3/all/{paper_level(level):.2g}" for level in (0.1, 0.3, 0.5, 0.7, 1.0)),
-}
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,7 @@ class Judge:
 
     def _spreads(self, cell: Cell, metric: str) -> tuple[Spread | None, Spread | None, int]:
         """Ours, the paper's, and over how many of its runs."""
-        net = cell.recipe.model, cell.recipe.data
+        net = cell.unnamed.model, cell.unnamed.data
         mine = self._ours.get((*net, metric)) or self._ours.get((*net, cell.metric))
         runs = len(cell.runs) or (RUNS if "cifar" in net[1] else 1)
         if cell.spread is not None:
@@ -126,11 +121,11 @@ class Judge:
         for one in experiments():
             for cell in one.cells:
                 rows = self.results.of(cell) if cell.make else {}
-                if len(rows) < 2 or cell.recipe.held_out:
+                if len(rows) < 2 or cell.unnamed.held_out:
                     continue
                 for metric in (cell.metric, AGAIN):
                     values = list(figures(rows, metric).values())
-                    known[cell.recipe.model, cell.recipe.data, metric][cell.identity] = values
+                    known[cell.unnamed.model, cell.unnamed.data, metric][cell.identity] = values
         found = {key: pooled(groups.values()) for key, groups in known.items()}
         return {key: spread for key, spread in found.items() if spread}
 
@@ -141,7 +136,7 @@ class Judge:
         for one in experiments():
             if one.name in ("tableA1", "tableA2"):
                 for cell in one.cells:
-                    known[cell.recipe.model, cell.recipe.data].append(cell.runs)
+                    known[cell.unnamed.model, cell.unnamed.data].append(cell.runs)
         return {key: spread for key, groups in known.items() if (spread := pooled(groups))}
 
     @cached_property
@@ -157,8 +152,7 @@ class Judge:
 
     @cached_property
     def _fitted(self) -> set[str]:
-        names = {name for known in FITTED.values() for name in known}
-        return {c.identity for one in experiments() if one.name in FITTED for c in one.cells if c.name in names}
+        return {cell.identity for cell in fitted()}
 
 
 def _gained(cell: Cell, interval: Interval | None) -> Interval | None:

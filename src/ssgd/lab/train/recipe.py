@@ -18,7 +18,7 @@ from . import fields
 from .fields import declared
 from .phases import Schedule, parse
 
-NEED_EVERY_PASS = ("sam", "asam", "entropy-sgd")
+NEED_EVERY_PASS = ("sam", "asam", "sam-10", "entropy-sgd")
 LARGEST_SEED = 2**63 - 1
 
 

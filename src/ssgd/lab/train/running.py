@@ -23,7 +23,6 @@ from ...methods import registry
 from ..compilation import compiled_for
 from ..data.registry import Source
 from .building import autocast, base_options, build_base, build_method, build_net
-from .convolutions import use_fast_convolutions
 from .distributed import Ranks, load_whole_state, of_each_rank, total, whole_state, wrap
 from .evaluating import averaged_net, evaluate
 from .faster import GraphOf, GraphSteps, PairStep, can_pair, unchanged
@@ -77,6 +76,8 @@ class Run:
         self.kind = kind_of(source)
         self.steps = source.steps(recipe.batch)
         if kernels and (not on_gpu or has_kernels(device)):
+            from .convolutions import use_fast_convolutions
+
             use_fast_convolutions(self.net)
         self.sharded = ranks.several and recipe.parallel == "fsdp"
         layout = torch.contiguous_format if self.sharded else torch.channels_last  # FSDP takes no other
