@@ -85,7 +85,7 @@ class Step:
         return [batch] if self.devices == 1 else zip(*(tensor.chunk(self.devices) for tensor in batch), strict=True)
 
     def _passes(self, batch: tuple[Tensor, ...]) -> int:
-        """Forward and backward at every point, and how many they were."""
+        """Forward and backward at every point; returns how many batches batch-norm has normalised."""
         passes = 0
         for point, part in self.method.batches(self.opt, *batch):
             with point:
@@ -93,7 +93,7 @@ class Step:
                     loss, counted = self.objective(self.model, *part)
                 loss.backward()  # type: ignore[no-untyped-call]
             self.sums += counted
-            passes += 1
+            passes += 2 if self.method.one_pass == "halves" else 1
         return passes
 
     def _update(self) -> None:
