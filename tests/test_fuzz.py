@@ -314,8 +314,8 @@ class Fuzz(RuleBasedStateMachine):
         sign = b.signs[b.index]
         w = [p.detach() for p in self.w]
         n = [p - q for p, q in zip(v, w, strict=True)]
-        slope = b.gradients[0][0] if self.method.noise == "climb" and b.index else []
-        norm = sum(g.square().sum() for g in slope if g is not None) ** 0.5
+        slopes = b.gradients[0] if self.method.noise == "climb" and b.index else []  # it may have been cleared
+        norms = [sum(g.square().sum() for g in slope if g is not None) ** 0.5 for slope in slopes]
         for i, (noise, weight) in enumerate(zip(n, w, strict=True)):
             group = i // 2
             began = b.levels[group] if group < len(b.levels) else 0.0  # a group added since may do without noise
@@ -329,7 +329,11 @@ class Fuzz(RuleBasedStateMachine):
                 ratio = (noise.norm() / weight.norm()).item()
                 assert any(abs(ratio - level) < 1e-9 for level in levels), (ratio, levels)
             elif self.method.noise == "climb":
-                climbs = [level * slope[i] / (norm + 1e-12) if norm else noise * 0 for level in levels]
+                climbs = [
+                    level * slope[i] / (norm + 1e-12) if norm and slope[i] is not None else noise * 0
+                    for slope, norm in zip(slopes, norms, strict=True)
+                    for level in levels
+                ]
                 assert any(torch.allclose(noise, c, rtol=1e-9, atol=1e-12) for c in climbs), (noise, climbs)
             else:
                 assert 0.0 in levels or noise.norm() > 0

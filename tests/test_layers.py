@@ -45,7 +45,10 @@ IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of
     "experiments": {"columns", "models", "data", "train", "solutions"},
     "report": {"experiments"},
 }
-ALONE = {"report": {"files"}, "models": set()}  # rooms of the laboratory that know no more of the library than this
+ALONE = {
+    "report": {"core", "files"},
+    "models": set(),
+}  # rooms of the laboratory that know no more of the library than this
 ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "lab/__init__.py")  # they may know everything
 
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import random
+import sys
 import warnings
 from functools import partial
 
@@ -704,6 +705,49 @@ def test_classes_are_restored_whatever_happens(error):
     with opt.one_pass():
         F.cross_entropy(model(x), y).backward()
     opt.step()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_ctrl_c_on_any_line_leaves_plain_classes(first):
+    """On every so many lines of the package, with the dry run and without it; prime numbers reach them all in time."""
+    x, y = pictures(4)
+    model = normed()
+    opt = optimizer(model)
+
+    def step(at):
+        seen = 0
+
+        def trace(frame, event, arg):
+            nonlocal seen
+            if event == "line" and "ssgd" in frame.f_code.co_filename:
+                seen += 1
+                if seen == at:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with opt.one_pass():
+                F.cross_entropy(model(x), y).backward()
+        except KeyboardInterrupt:
+            return False
+        finally:
+            sys.settrace(before)
+        return True
+
+    if not first:
+        assert step(0)
+        opt.zero_grad()
+    at = 1
+    while not step(at):
+        assert is_plain(model) and all(m.training for m in model.modules())
+        opt.zero_grad()
+        if first:
+            opt = optimizer(model)
+        at += 61 if first else 13
+    assert is_plain(model) and at > 1000
 
 
 def test_an_error_in_the_dry_run_changes_nothing():

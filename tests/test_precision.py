@@ -148,6 +148,11 @@ def test_complex_parameters(distribution):
     opt.step()
 
 
+def test_a_complex_column_is_not_taken_for_a_weight_norms_magnitude():
+    parameters = [nn.Parameter(torch.ones(shape, dtype=torch.complex64)) for shape in ((2, 1), (2, 3))]
+    assert len(SSGD(SGD(parameters, lr=0.1), 0.1).selected) == 2
+
+
 def test_both_points_have_each_parameters_shape_type_and_layout():
     """Complex ones beside real ones with an odd count of elements, dense in another order, and not dense."""
     torch.manual_seed(0)

@@ -347,3 +347,20 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"pip install 'ssgd\[transformers\]'"):
         importlib.reload(integration)
+
+
+class Counting(Trainer):
+    """As TRL's SFTTrainer, which counts the tokens it has seen where it computes the loss."""
+
+    _total_train_tokens = 0
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        self._total_train_tokens += inputs["input_ids"].numel()
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_trainer_that_counts_tokens_counts_each_once(tmp_path, way):
+    kind = type("Tuner", (SymmetricTrainer, Counting), {})
+    tuner = trained(tmp_path, kind, settings={"noise": 0.3, "split": WAYS[way]})
+    assert tuner._total_train_tokens == STEPS * 4 * 8

@@ -219,6 +219,34 @@ def used_once(rank: int) -> None:
     assert_same_on_every_rank(weights_of(net))
 
 
+@pytest.mark.parametrize("options", ["plain", "find unused"])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_clearing_by_the_model_inside_a_point_drops_nothing_or_raises(
+    ranks: Ranks, options: str, to_none: bool
+) -> None:
+    ranks(2, cleared_inside, DDP_OPTIONS[options], to_none)
+
+
+def cleared_inside(rank: int, options: dict[str, Any], to_none: bool) -> None:
+    """Where DDP looks for unused layers, the points' sum has to lie in p.grad, where it can be cleared."""
+    found = []
+    for clears in (False, True):
+        net = mlp()
+        ddp = parallel(net, **options)
+        opt = SSGD(momentum_sgd(ddp), LEVEL, model=ddp, seed=SEED)
+        raises = clears and bool(options)
+        with pytest.raises(RuntimeError, match="cleared inside the last point") if raises else nullcontext():
+            for point in opt.points():
+                with point:
+                    if clears:
+                        ddp.zero_grad(to_none)
+                    x, y = vectors(seed=rank)
+                    F.cross_entropy(ddp(x), y).backward()
+        found.append([p.grad for p in net.parameters()])
+    if not options:
+        torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-15)
+
+
 def test_such_a_layer_in_a_closure_raises(ranks: Ranks) -> None:
     ranks(2, used_once_in_a_closure)
 

@@ -144,7 +144,8 @@ def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tens
             "nothing to perturb: no trainable tensor of two or more dimensions was found; "
             "choose some with perturb=select(model, ...)"
         )
-    return NoisyWeights([Chosen(p, 0, i) for i, p in enumerate(chosen)], distribution)
+    position = {id(p): i for i, p in enumerate(known)}  # as an optimizer of all of them has it
+    return NoisyWeights([Chosen(p, 0, position[id(p)]) for p in chosen], distribution)
 
 
 def _length(weights: NoisyWeights) -> float:

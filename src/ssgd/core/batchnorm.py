@@ -22,7 +22,7 @@ def check_policy(policy: str, model: nn.Module | None) -> None:
 
 
 def tracking_layers(model: nn.Module) -> list[_BatchNorm]:
-    """Those that keep statistics."""
+    """Return the layers that keep statistics."""
     layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
     return [layer for layer in layers if layer.running_mean is not None and layer.num_batches_tracked is not None]
 

@@ -1,4 +1,4 @@
-"""The chosen weights as flat aliases, one bucket for each device, dtype and sharding."""
+"""The weights that move, as flat aliases: one bucket for each device, dtype and sharding, and a copy of w."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import stale
 from .parallel import Sharding, local, sharding
+
+Pieces = list[list[Tensor]]  # a list for each bucket, with one for each of its tensors
 
 
 class Chosen(NamedTuple):
@@ -46,7 +49,7 @@ class Bucket:
         return self.parameters if self.sharding is None else [local(p) for p in self.parameters]
 
     def follow(self) -> bool:
-        """Alias anew what has got other memory, as an LSTM's flatten_parameters() does; whether there was any."""
+        """Alias again what has got other memory, as an LSTM's weights do; say whether there was any."""
         parameters = self.parameters if self.sharding is None else self.here()
         addresses = [p.data_ptr() for p in parameters]
         if addresses == self.addresses:
@@ -97,6 +100,49 @@ class Bucket:
             if (value.shape, value.dtype, value.device, value.stride()) != (p.shape, p.dtype, p.device, p.stride()):
                 raise ValueError("a tensor of out= must have its parameter's shape, dtype, device and strides")
         return [alias(value, self.flat) for value in found]
+
+
+class MovingWeights:
+    """Weights, and a copy of w for as long as they may be elsewhere.
+
+    ``keep()`` copies w before anything changes it, and ``restore()`` copies it back: whatever happens while they are
+    away, w returns bit for bit, also where a pass has given a parameter other memory.
+    """
+
+    def __init__(self, chosen: Sequence[Chosen], foreach: bool = True, flat: bool = False) -> None:
+        self.buckets = make_buckets(chosen, flat)
+        self.foreach = foreach
+        self.kept: Pieces = []  # w
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        self.kept = [bucket.copy() for bucket in self.buckets]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Wherever the weights are → w, and the copy is dropped. Does nothing where they are at w."""
+        if self.kept:
+            self.set_to(self.kept)
+            self.kept = []
+
+    def writes(self) -> list[tuple[int, int]]:
+        """Address and version of every tensor while a copy is kept: what restore() will undo shows in it."""
+        return [(t.data_ptr(), t._version) for bucket in self.buckets for t in bucket.here()] if self.kept else []
+
+    def set_to(self, values: Pieces) -> None:
+        """The weights become ``values``."""
+        for bucket, value in zip(self.buckets, values, strict=True):
+            bucket.follow()
+            self.each("copy_", bucket.tensors, value)
+        stale.forget()
+
+    def each(self, op: str, tensors: Sequence[Tensor], *others: Sequence[Any]) -> None:
+        """``t.op(o, …)`` for every tensor: one foreach call, or a loop of the same operations."""
+        if self.foreach:
+            getattr(torch, f"_foreach_{op}")(tensors, *others)
+        else:
+            for tensor, *arguments in zip(tensors, *others, strict=True):
+                getattr(tensor, op)(*arguments)
 
 
 def make_buckets(chosen: Sequence[Chosen], flat: bool = True) -> list[Bucket]:

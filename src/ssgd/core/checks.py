@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -10,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+LARGEST = 5  # level that is no mistake
 FSDP1 = (
     "FullyShardedDataParallel keeps the weights flat, and layers cannot be told apart: use FSDP2, "
     "torch.distributed.fsdp.fully_shard"
@@ -24,10 +27,26 @@ ELSEWHERE = {  # bases whose state is not their own
 AROUND = "{} is an optimizer around another: wrap the one inside it, and give it the result"
 
 
+def check_call(kind: type, base: object, settings: Mapping[str, object]) -> None:
+    """A call as of torch's own optimizers, with parameters or a class where an instance belongs: show the right one."""
+    if isinstance(base, Optimizer | nn.Module | str) or not isinstance(base, Iterable | type):
+        return
+    name = base.__name__ if isinstance(base, type) else "torch.optim.SGD"
+    known = inspect.signature(kind).parameters
+    own, theirs = (
+        ", ".join(f"{k}={v!r}" for k, v in settings.items() if (k in known) is mine) for mine in (True, False)
+    )
+    around = f"{name}(model.parameters(), {theirs or 'lr=0.1'})"
+    raise TypeError(
+        f"{kind.__name__} wraps an optimizer: pass an optimizer instance, such as {around}:\n"
+        f"    {kind.__name__}({around}, {own or '...'})"
+    )
+
+
 def check_base(base: object, own_keys: Iterable[str]) -> None:
-    if isinstance(base, type):
-        raise TypeError(f"pass an optimizer instance, such as {base.__name__}(model.parameters(), ...), not the class")
-    held = [inside for inside in getattr(base, "__dict__", {}).values() if isinstance(inside, Optimizer)]
+    attributes = getattr(base, "__dict__", {}).values()
+    parts = [part for value in attributes for part in (value if isinstance(value, list | tuple) else [value])]
+    held = [part for part in parts if isinstance(part, Optimizer)]
     if held and not isinstance(base, Optimizer):  # as schedule-free's wrapper
         raise TypeError(AROUND.format(type(base).__name__))
     if not isinstance(base, Optimizer):
@@ -43,9 +62,14 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
         raise TypeError("LBFGS is not served: it evaluates its closure at points of its own; use a first-order method")
     if reason := ELSEWHERE.get(type(base).__name__):
         raise TypeError(f"{type(base).__name__} is not served: {reason}")
+    if any(isinstance(p, UninitializedParameter) for group in base.param_groups for p in group["params"]):
+        raise ValueError("a lazy layer has no weights yet: run one batch through the model, then make the optimizer")
     theirs, own = ({id(p) for one in opts for g in one.param_groups for p in g["params"]} for opts in (held, [base]))
     if isinstance(getattr(type(base), "param_groups", None), property) or theirs & own:
         raise TypeError(AROUND.format(type(base).__name__))
+    needed = inspect.signature(base.step).parameters.get("closure")
+    if needed is not None and needed.default is inspect.Parameter.empty:
+        raise TypeError(f"{type(base).__name__} is not served: its step() needs a closure, and is called without one")
     if shared := [key for key in own_keys if key in base.defaults]:  # as Adadelta has a rho
         raise TypeError(
             f"{type(base).__name__} has a setting {shared[0]!r} of its own, which would be taken for this method's "
@@ -59,11 +83,18 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
         raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")
 
 
-def check_model(model: object) -> None:
-    if model is not None and not isinstance(model, nn.Module):
+def check_model(model: object, parameters: Iterable[Tensor]) -> None:
+    if model is None:
+        return
+    if not isinstance(model, nn.Module):
         raise TypeError(f"model must be the nn.Module that is trained, not {type(model).__name__}")
-    if model is not None and any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise TypeError(FSDP1)
+    if not {id(p) for p in model.parameters()} & {id(p) for p in parameters}:
+        raise ValueError(
+            f"model: this {type(model).__name__} has none of the parameters that the optimizer updates: pass the model "
+            "that is trained, and make the optimizer after what replaces its parameters"
+        )
 
 
 def check_flat(parameters: Iterable[Tensor]) -> None:
@@ -92,6 +123,8 @@ def check_level(level: object, meaning: str = "the noise level is ||n|| / ||w||"
         level = level.item()
     if isinstance(level, bool) or not isinstance(level, Real) or not math.isfinite(level) or level < 0:
         raise ValueError(f"{meaning}: a finite number of at least 0, not {level!r}")
+    if float(level) > LARGEST and "||w||" in meaning:
+        raise ValueError(f"{meaning}: {level!r} would drown the weights; {level!r} % is {float(level) / 100:g}")
 
 
 def check_chosen(perturb: Iterable[Tensor] | None, parameters: Iterable[Tensor]) -> None:
@@ -100,6 +133,22 @@ def check_chosen(perturb: Iterable[Tensor] | None, parameters: Iterable[Tensor])
         raise TypeError('perturb is a list of tensors, not of names: select(model, "conv") and the like make one')
     if any(id(p) not in known for p in perturb):
         raise ValueError("perturb names a tensor that is in none of the base optimizer's parameter groups")
+
+
+@torch.no_grad()
+def check_movable(weights: Iterable[Tensor]) -> None:
+    """Refuse weights of a class of their own, such as quantised ones, that lacks what noise needs."""
+    for p in weights:
+        if type(p) not in (Tensor, nn.Parameter):
+            try:
+                copy = p.detach().clone()
+                torch._foreach_norm([copy])
+                copy.add_(copy)
+            except (NotImplementedError, RuntimeError, TypeError) as problem:
+                raise TypeError(
+                    f"weights of class {type(p).__name__}, as of quantised training, cannot be moved by noise: leave "
+                    f"them out by perturb=select(model, where=...). {problem}"
+                ) from problem
 
 
 def check_seed(seed: int | None) -> int:
@@ -134,7 +183,7 @@ def check_closure(closure: Any, name: str) -> None:
 
 
 def _overrides(module: object, hook: str) -> bool:
-    """Whether a class defines a hook anew that one further up, Lightning's, defines."""
+    """Say whether a class overrides a hook that one further up, Lightning's, defines."""
     return sum(hook in vars(kind) for kind in type(module).__mro__) > 1
 
 

@@ -18,6 +18,10 @@ SPARSE = (
     "sparse gradients are not served: build the embedding with sparse=False, "
     "or give its parameters an optimizer of their own"
 )
+CLEARED = (
+    "gradients were cleared inside the last point, whose backward() reduces the sum of all points over the ranks: "
+    "clear them before the points"
+)
 UNREDUCED = (
     "a parameter has a gradient from an earlier point and none from the last one, whose backward() reduces it over the "
     "ranks: use every layer at every point, or points() under DistributedDataParallel(find_unused_parameters=True)"
@@ -53,8 +57,13 @@ class MeanGradient:
         if len(now) != len(self._before):
             return True
         return any(
-            ref() is not g or version != _version(g) for (ref, version), g in zip(self._before, now, strict=True)
+            ref() is not g or version != version_of(g) for (ref, version), g in zip(self._before, now, strict=True)
         )
+
+    @property
+    def there(self) -> bool:
+        """Whether there is any gradient."""
+        return any([p.grad is not None for p in self.all])
 
     @property
     def came_late(self) -> bool:
@@ -74,6 +83,7 @@ class MeanGradient:
             if unused:
                 for p, g in self._mean.items():
                     p.grad = g
+                self._hooks = [p.register_hook(_still_there(p, g)) for p, g in self._mean.items()]  # type: ignore[no-untyped-call]
                 self._mean = {}
                 self.look()
             else:
@@ -117,7 +127,7 @@ class MeanGradient:
 
     def look(self) -> None:
         """Note what there is now."""
-        self._before = [(TensorWeakRef(g), _version(g)) for p in self.all if (g := p.grad) is not None]
+        self._before = [(TensorWeakRef(g), version_of(g)) for p in self.all if (g := p.grad) is not None]
 
     @torch.no_grad()
     def _take(self, share: float, moved: bool) -> None:
@@ -179,6 +189,17 @@ class MeanGradient:
         return join
 
 
+def _still_there(p: Tensor, mean: Tensor) -> Callable[[Tensor], None]:
+    """A hook that raises where the mean so far was cleared before the gradient arrives."""
+    version = mean._version
+
+    def check(gradient: Tensor) -> None:
+        if p.grad is not mean or mean._version != version:
+            raise RuntimeError(CLEARED)
+
+    return check
+
+
 def present(parameters: Iterable[Tensor]) -> list[Tensor]:
     """The gradients there are, as far as they lie here."""
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -204,6 +225,6 @@ def all_finite(parameters: Sequence[Tensor], shardings: Iterable[Sharding]) -> T
     return bad == 0
 
 
-def _version(gradient: Tensor) -> int:
-    """Of the gradient, and of its part here where it is sharded."""
+def version_of(gradient: Tensor) -> int:
+    """How often the tensor was written to, and its part here where it is sharded."""
     return gradient._version + (local(gradient)._version if type(gradient) is not Tensor else 0)

@@ -1,4 +1,4 @@
-"""What n is: the distributions its direction is drawn from, and the numbers it is a function of."""
+"""The noise n: the distributions its direction is drawn from, and the numbers it is a function of."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import random_state
 from .buckets import Chosen
-from .checks import check_chosen, check_flat, check_level, check_seed
+from .checks import check_chosen, check_flat, check_level, check_movable, check_seed
 from .noise import Distribution, Fill, as_distribution
 from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
 from .passes import Route, Stage
@@ -21,6 +21,10 @@ from .selection import default_selection, magnitudes, trainable
 from .weights import Damping, Level, NoisyWeights, Values
 
 Draws = Sequence[tuple[int, int]]  # the sign and the number of the draw of each point; (0, 0) is w itself
+NOTHING = (
+    "nothing to perturb: no trainable tensor of two or more dimensions was found; choose some with "
+    "perturb=select(model, ...)"
+)
 OPTIONS = ("perturb", "per_rank", "seed", "foreach")
 
 
@@ -78,11 +82,10 @@ class NoisePoints(Rule):
         self._weights = self._magnitudes = None
         check_flat(opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
-        if not self.selected(opt):
-            raise ValueError(
-                "nothing to perturb: no trainable tensor of two or more dimensions was found; "
-                "choose some with perturb=select(model, ...)"
-            )
+        self._none_chosen = not self.selected(opt)
+        if self._none_chosen and any(map(self._moves, opt.base.param_groups)):
+            raise ValueError(NOTHING)
+        check_movable(self.selected(opt))
         parameters = opt.all_parameters
         self.place = find_place(opt.model, parameters, self.mirror, self.per_rank)
         ddp = unwrap_ddp(opt.model)
@@ -137,15 +140,17 @@ class NoisePoints(Rule):
     # --- the noise --------------------------------------------------------------------------------------------------
 
     def weights(self, opt: PointOptimizer) -> NoisyWeights:
-        """The weights that move: found anew when a tensor, its place or the choice has changed."""
+        """Return the weights that move, found again when a tensor, its memory or the choice has changed."""
         opt._levels()  # checks them
         index: dict[int, tuple[int, int]] = {}  # the group and the position of each parameter
         moving = []  # groups
         for number, group in enumerate(opt.base.param_groups):
-            if isinstance(group["noise"], Tensor) or group["noise"] > 0 or not self.off_without_level:
+            if self._moves(group):
                 moving.append(number)
             for p in group["params"]:
                 index.setdefault(id(p), (number, len(index)))
+        if moving and self._none_chosen and not self.selected(opt):
+            raise ValueError(NOTHING)
         chosen, signature = [], []
         for p in self.selected(opt):
             number, position = index[id(p)]
@@ -160,13 +165,13 @@ class NoisePoints(Rule):
         return self._weights
 
     def numbers(self, opt: PointOptimizer, turn: int | None = None) -> tuple[int, int, int]:
-        """Seed, step and rank of this batch's noise, or of that of one of the ranks this process takes the place of."""
+        """Return seed, step and rank of this batch's noise, or of a rank that this process takes the place of."""
         group = opt.base.param_groups[0]
         rank = self.place.key * self.ranks_here + (self._turn if turn is None else turn)
         return group["noise_seed"], group["noise_step"], rank
 
     def damping(self, opt: PointOptimizer) -> Damping | None:
-        """What a parameter's noise is divided by, if anything."""
+        """Return a function of a parameter that its noise is divided by, or None."""
         return None
 
     def as_ranks(self, opt: PointOptimizer, ranks: int) -> None:
@@ -176,7 +181,7 @@ class NoisePoints(Rule):
         return self.weights(opt).ratios()
 
     def both(self, opt: PointOptimizer, out: Sequence[Mapping[Tensor, Tensor]] | None) -> tuple[Values, Values]:
-        """w + n and w − n of this batch, by parameter; its passes have begun."""
+        """Return w + n and w − n of this batch, by parameter; its passes have begun."""
         return self.weights(opt).both(self.numbers(opt), opt._levels(), out)
 
     def register_graph(self, opt: PointOptimizer, graph: torch.cuda.CUDAGraph) -> None:
@@ -191,7 +196,7 @@ class NoisePoints(Rule):
 
     @contextmanager
     def looked_at(self, opt: PointOptimizer) -> Iterator[Callable[[int], NoisyWeights]]:
-        """A look outside training: a function that moves the weights to w + sign · n, with the next step's noise."""
+        """Yield a function that moves the weights to w + sign · n, with the next step's noise, outside training."""
         opt._refuse_inside("this")
         if opt._passes is not None and opt._passes.stage is Stage.BETWEEN:
             raise RuntimeError(
@@ -218,6 +223,9 @@ class NoisePoints(Rule):
             move(0).release()
 
     # --- below here: how --------------------------------------------------------------------------------------------
+
+    def _moves(self, group: dict[str, Any]) -> bool:
+        return isinstance(group["noise"], Tensor) or group["noise"] > 0 or not self.off_without_level
 
     def _make_weights(self, opt: PointOptimizer, chosen: list[Chosen]) -> NoisyWeights:
         kind: type[NoisyWeights] = NoisyWeights

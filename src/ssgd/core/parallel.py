@@ -1,4 +1,4 @@
-"""What the perturbation must know of data parallel, sharded and tensor parallel training."""
+"""Data parallel, sharded and tensor parallel training, as far as noise depends on it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def sharding(parameter: Tensor) -> Sharding | None:
 
 
 def part_here(parameter: Tensor, whole: Tensor) -> Tensor:
-    """What the shard here has of the flat ``whole``, in the shape of the shard, complex numbers as pairs of reals."""
+    """Return the shard's part of the flat ``whole``, in the shape of the shard, complex numbers as pairs of reals."""
     part = whole.view(*parameter.shape, 2) if parameter.is_complex() else whole.view(parameter.shape)
     if not is_sharded(parameter):
         return part
@@ -165,7 +165,7 @@ def several_processes() -> bool:
 
 
 def sharded_modules(model: nn.Module | None) -> list[Any]:
-    """Those that FSDP2 gathers weights for."""
+    """Return the modules that FSDP2 gathers weights for."""
     modules = [] if model is None else model.modules()
     return [module for module in modules if _is(module, "torch.distributed.fsdp", "FSDPModule")]
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch._C._autograd import _get_sequence_nr
 
 from . import random_state
 from .batchnorm import RunningStatistics
-from .gradients import MeanGradient, clear
+from .buckets import MovingWeights
+from .gradients import MeanGradient, clear, version_of
 from .parallel import no_sync, reduce_gradients, reshard, sharded_modules, unwrap_ddp
-from .weights import MovingWeights
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
 LATE = (
     "a backward() ran after its point was left, or gradients were changed there: call backward() inside `with point:`"
 )
+NOTHING = "step() after points without a gradient: run loss.backward() inside `with point:`, outside of torch.no_grad()"
+EARLY = "the forward pass ran before its point was entered, at other weights: run it inside `with point:`"
+NO_GRAD = "there are no gradients under torch.no_grad() or inference_mode(): take the points outside of it"
+IN_ANOTHER = "another optimizer is inside a point and averages the same gradients: leave out model= of both optimizers"
+MODE = "the model went from train() to eval(), or back, inside a point: evaluate at clean weights, after the last point"
 UNDONE = (
     "something wrote to the weights inside a point, such as a layer that sets them from its first batch, "
     "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write outside the "
@@ -81,6 +89,11 @@ class Point:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.passes.leave(self, failed=kind is not None)
+        if isinstance(error, RuntimeError):
+            if "modified by an inplace operation" in str(error):
+                raise RuntimeError(f"{error}. If {EARLY}") from error
+            if "does not require grad" in str(error) and not torch.is_grad_enabled():
+                raise RuntimeError(f"{error}. {NO_GRAD}") from error
 
     def __repr__(self) -> str:
         return f"Point({'clean' if self.sign == 0 else 'w + n' if self.sign > 0 else 'w − n'})"
@@ -95,6 +108,19 @@ class Stage(Enum):
     DONE = "after the last point"
     DROPPED = "an exception cut it short"
     CLOSED = "zero_grad(), step() or the next batch ended it"
+
+
+_inside: dict[int, weakref.ref[Passes]] = {}  # the batches that are inside a point, of whatever optimizer
+
+
+def _was_made(loss: object, since: int, until: int) -> bool:
+    """Whether autograd met the loss, or one of the operations right before it, between these two places."""
+    node: Any = getattr(loss, "grad_fn", None)
+    for _ in range(4):
+        if node is None or since <= node._sequence_nr() < until:
+            return node is not None
+        node = next((before for before, _ in node.next_functions if before is not None), None)
+    return False
 
 
 class Passes:
@@ -116,6 +142,9 @@ class Passes:
         self.points = [Point(self, i) for i in range(len(route.signs))]
         self.gradients = MeanGradient(parameters, others, route.shares)
         self._parameters = parameters
+        self._model = model
+        self._watched: tuple[Tensor, int] | None = None  # a trained weight and its version after the last point
+        self._left = _get_sequence_nr()  # where autograd had come when the last point was left
         self._statistics = statistics
         self._same_rng = same_rng
         self._ddp = unwrap_ddp(model)
@@ -143,8 +172,11 @@ class Passes:
             raise RuntimeError("this point is over: take points in order, each once, from a new points() or split()")
         if point.index and self.gradients.changed():
             raise RuntimeError(LATE)
+        if not point.index:
+            self._check_alone()
         try:
             self.stage = Stage.INSIDE
+            _inside[id(self)] = weakref.ref(self)
             if point.index == 0:
                 self._statistics.begin()
             if self._sharded:
@@ -152,6 +184,8 @@ class Passes:
                 reduce_gradients(self._sharded)
             self.route.enter(point.index)
             self._written = self._weights.writes() if self._weights is not None else ()
+            self._trains = self._model is not None and self._model.training
+            self._entered = _get_sequence_nr()
             if self._same_rng:
                 self._repeat_random_state(point.index)
             if self._ddp is None or self.route.reduce_every_pass:
@@ -165,9 +199,14 @@ class Passes:
     def leave(self, point: Point, failed: bool) -> None:
         try:
             self._cleanup.close()
+            _inside.pop(id(self), None)
             if failed:
                 return self.drop()
             self._warn_of_writes()
+            if self._model is not None and self._model.training != self._trains:
+                warnings.warn(MODE, stacklevel=3)
+            if point.sign and _was_made(point.loss, self._left, self._entered):
+                warnings.warn(EARLY, stacklevel=3)
             if self._weights is not None:
                 self._weights.restore()
             self.route.leave(point.index)
@@ -175,9 +214,11 @@ class Passes:
                 reshard(self._sharded)
             self.gradients.end(point.index, moved=point.sign != 0)
             self._statistics.after(point.index, len(self.points))
+            self._left = _get_sequence_nr()
             last = point is self.points[-1]
             if last:
                 self._check_arrival()
+                self._watched = next(((p, version_of(p)) for p in self._parameters if p.grad is not None), None)
                 self.route.release()
             self.done += 1
             self.stage = Stage.DONE if last else Stage.BETWEEN
@@ -189,6 +230,10 @@ class Passes:
         """Take all points for taken, where another way than `with point:` leads through them."""
         self.done, self.stage = len(self.points), Stage.DONE
         self.gradients.arrivals = [True] * self.done
+
+    def stepped(self) -> bool:
+        """Whether the weights were written to since the last point, as ``base.step()`` does."""
+        return self._watched is not None and version_of(self._watched[0]) != self._watched[1]
 
     def close(self) -> None:
         """End the batch. An iterator that is dropped later finds nothing left to do, and disturbs no other batch."""
@@ -207,6 +252,12 @@ class Passes:
         self.gradients.close()
         clear(self.gradients.all)
         self.stage = Stage.DROPPED
+
+    def _check_alone(self) -> None:
+        others = [other for ref in list(_inside.values()) if (other := ref()) and other.stage is Stage.INSIDE]
+        own = set(map(id, self.gradients.all)) if others else set()
+        if any(id(p) in own for other in others for p in other.gradients.all):
+            raise RuntimeError(IN_ANOTHER)
 
     def _begin_under_ddp(self, ddp: DistributedDataParallel, point: Point) -> None:
         """The last pass reduces the sum of all: one all-reduce a step."""

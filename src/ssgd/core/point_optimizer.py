@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 
 from . import random_state
 from .batchnorm import RunningStatistics, check_policy
-from .checks import check_base, check_choice, check_closure, check_count, check_level, check_model
+from .checks import check_base, check_call, check_choice, check_closure, check_count, check_level, check_model
 from .gradients import all_finite
-from .halves import halves
+from .halves import halves, warn_of_reduction
 from .parallel import sharding
-from .passes import LATE, Passes, Point, Route, Stage
+from .passes import LATE, NOTHING, Passes, Point, Route, Stage
 from .weights import Level, NoisyWeights
 
 Loss = Tensor | float
@@ -32,6 +32,7 @@ class Rule:
     saved_as: tuple[str, ...] = ()  # top-level keys of state_dict() that are the rule's own
     has_noise = False
     no_split = "there is no split()"  # why, where halves() gives nothing
+    shares: Sequence[float] | None = None  # of each point's gradient in the mean, where they are the method's own
     not_capturable: str | None = None  # why a CUDA graph cannot hold a step, where it cannot
     no_scaler: str | None = None  # why a GradScaler cannot be used, where it cannot
 
@@ -39,28 +40,29 @@ class Rule:
         """Refuse what cannot be served: called when the optimizer is made, and when a model is attached."""
 
     def is_off(self, opt: PointOptimizer) -> bool:
-        """Whether every point is w itself, so that a step is the base's own."""
+        """Say whether every point is w itself, so that a step is the base's own."""
         return True
 
     def can_split(self) -> bool:
+        """Say whether split() is served; ``no_split`` says why not."""
         return False
 
     def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
-        """Where to take the gradients of one batch, the step's number ``batch``.
+        """Return where to take the gradients of one batch, the step's number ``batch``.
 
         Where split() asks, ``halve()`` cuts the batch in two and returns the halves' shares; else it is None.
         """
         return Route([0])
 
     def selected(self, opt: PointOptimizer) -> list[Tensor]:
-        """The tensors that move."""
+        """Return the tensors that move."""
         return []
 
     def end_batches(self, opt: PointOptimizer) -> None:
-        """The step is over, taken or not."""
+        """Note that the step is over, taken or not."""
 
     def ratios(self, opt: PointOptimizer) -> list[Tensor]:
-        """‖n‖ / ‖w‖ of each tensor at the point entered."""
+        """Return ‖n‖ / ‖w‖ of each tensor at the point entered."""
         return []
 
     def after_step(self, opt: PointOptimizer, found_inf: Tensor | None) -> None:
@@ -76,15 +78,28 @@ class Rule:
         """See :meth:`PointOptimizer.before_replay`."""
 
     def looked_at(self, opt: PointOptimizer) -> AbstractContextManager[Callable[[int], NoisyWeights]]:
-        """A look outside training: a function that moves the weights to w + sign · n, with the next step's noise."""
+        """Return a context with a function that moves the weights to w + sign · n, for a look outside training."""
         raise TypeError(f"{type(opt).__name__} has no noise to look at")
 
     def state(self, opt: PointOptimizer) -> dict[str, Any]:
-        """What is saved under ``saved_as``."""
+        """Return what is saved under ``saved_as``."""
         return {}
 
     def load(self, opt: PointOptimizer, state: Mapping[str, Any]) -> None:
         """Take what state() gave; empty where the checkpoint is another method's."""
+
+
+class InGroups:
+    """A name that is no attribute, but a key of the parameter groups."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, opt: object, kind: type | None = None) -> Any:
+        raise AttributeError(f'the level is a key of each group: opt.param_groups[0]["{self.name}"]')
+
+    def __set__(self, opt: object, value: object) -> None:
+        raise AttributeError(f'the level is a key of each group: opt.param_groups[0]["{self.name}"] = {value!r}')
 
 
 class PointOptimizer(Optimizer):
@@ -93,7 +108,12 @@ class PointOptimizer(Optimizer):
     A batch is taken through its points by ``points()``, ``split()`` or a closure, and ``step()`` follows.
     """
 
+    noise, rho = InGroups(), InGroups()
     closure_has_points = False  # whether step()'s closure takes its batches through the points, as a trainer's may
+
+    def __new__(cls, *args: Any, **settings: Any) -> Any:
+        check_call(cls, args[0] if args else None, settings)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -106,7 +126,7 @@ class PointOptimizer(Optimizer):
         nonfinite: str = "step",
     ) -> None:
         check_base(base, rule.keys)
-        check_model(model)
+        check_model(model, [p for group in base.param_groups for p in group["params"]])
         check_policy(bn_stats, model)
         check_choice("rng", rng, ("independent", "same"))
         check_choice("nonfinite", nonfinite, ("step", "skip", "raise"))
@@ -142,23 +162,34 @@ class PointOptimizer(Optimizer):
         """Yield the points to take this batch's gradient at; run forward and backward inside ``with point:``."""
         yield from self._begin(None)
 
-    def split(self, *batch: Any) -> Iterator[tuple[Point, Any]]:
+    def split(self, *batch: Any, reduction: str = "mean") -> Iterator[tuple[Point, Any]]:
         """Yield ``(point, half)`` twice: each half of the batch has a point of its own.
 
-        The batch is any nested structure of tensors with one entry a sample. Each half's gradient is weighed by its
-        share of the samples, as the mean loss of the whole batch would. Where no weight moves, it is the whole batch.
+        The batch is any nested structure of tensors, and of lists or tuples, with one entry a sample. Where no weight
+        moves, it is yielded whole.
+
+        Args:
+            reduction: what the loss is over the samples. ``"mean"``: each half's gradient is weighed by its share of
+                them; ``"sum"``: the gradients are added up. A loss of the other kind is warned of where ``point.loss``
+                is what a loss function of torch's or ``sum()`` returned; nothing else tells them apart.
         """
+        check_choice("reduction", reduction, ("mean", "sum"))
         if not self.rule.can_split():
             raise ValueError(self.rule.no_split)
+        if reduction == "sum" and self.rule.shares:
+            raise ValueError(f"{type(self).__name__} weighs its halves by shares of its own: use the mean loss")
         whole = batch[0] if len(batch) == 1 else batch
         parts = [whole]
 
         def halve() -> Sequence[float]:
             parts[:], shares = zip(*halves(whole), strict=True)
-            return shares
+            return shares if reduction == "mean" else (1.0, 1.0)
 
         passes = self._begin(halve)
-        yield from zip(passes, parts, strict=True)
+        for point, part in zip(passes, parts, strict=True):
+            yield point, part
+            if len(parts) > 1:
+                warn_of_reduction(point.loss, part, reduction)
 
     def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # type: ignore[override]
         """Take the base's step with the mean gradient. With a closure, first call it at every point.
@@ -184,6 +215,8 @@ class PointOptimizer(Optimizer):
             raise RuntimeError("an exception cut the batch short and its gradients were dropped: skip this step()")
         elif passes.gradients.came_late and not self.rule.is_off(self):
             raise RuntimeError(LATE)
+        elif not (any(passes.gradients.arrivals) or self.rule.is_off(self) or passes.gradients.there):
+            warnings.warn(NOTHING, stacklevel=2)
         self._step_base()
         self._end_step()
         for after in self._optimizer_step_post_hooks.values():
@@ -264,6 +297,7 @@ class PointOptimizer(Optimizer):
     def attach(self, model: nn.Module) -> None:
         """Name the module trained, as it is called, where a framework wraps or shards it after this was built."""
         self._refuse_inside("attach()")
+        check_model(model, self.all_parameters)
         self.model = model
         self.rule.check(self)
 
@@ -406,8 +440,8 @@ class PointOptimizer(Optimizer):
             )
         if last.stage is Stage.DONE and last.gradients.came_late and not self.rule.is_off(self):
             raise RuntimeError(LATE)
-        if last.stage is Stage.DROPPED or not any([p.grad is not None for p in last.gradients.all]):
-            self._end_step()  # GradScaler skipped the step, or the gradients were cleared behind our back
+        if last.stage is Stage.DROPPED or not last.gradients.there or last.stepped():
+            self._end_step()  # GradScaler skipped the step, or it was taken or cleared behind our back
         last.close()
 
     def _evaluate(self, closure: Callable[[], Loss]) -> Loss | None:
@@ -437,7 +471,7 @@ class PointOptimizer(Optimizer):
         return loss.detach() if isinstance(loss, Tensor) else loss
 
     def _step_base(self) -> None:
-        """The base's step, with what GradScaler left for fused kernels, and non-finite gradients judged first."""
+        """Take the base's step, with what a GradScaler left for it, unless a gradient that is not finite forbids it."""
         given = self.__dict__
         scaling: dict[str, Any] = {key: given[key] for key in ("grad_scale", "found_inf") if key in given}
         if scaling and self.rule.no_scaler:
@@ -479,7 +513,7 @@ class PointOptimizer(Optimizer):
         self._batch = 0
 
     def _levels(self) -> list[Level]:
-        """The level of each parameter group, the first of the rule's keys, checked."""
+        """Return the level of each parameter group, the first of the rule's keys, checked."""
         key = next(iter(self.rule.keys))
         levels = []
         for group in self.base.param_groups:

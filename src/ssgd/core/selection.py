@@ -77,15 +77,16 @@ def magnitudes(parameters: Sequence[Tensor], model: nn.Module | None = None) -> 
         return {id(p) for module in model.modules() for p in _magnitudes_of(module)}
     found = set()
     for this, following in pairwise(parameters):  # (k, 1, …, 1), all positive, before the direction (k, …) it scales
-        column = this.dim() >= 2 and this.shape[0] > 1 and this.numel() == this.shape[0]
+        column = this.dim() >= 2 and this.shape[0] > 1 and this.numel() == this.shape[0] and not this.is_complex()
         direction = following.dim() == this.dim() and following.shape[:1] == this.shape[:1]
-        if column and direction and following.numel() > this.numel() and bool((this > 0).all()):
+        real = not this.is_complex()
+        if column and direction and real and following.numel() > this.numel() and bool((this > 0).all()):
             found.add(id(this))
     return found
 
 
 def _magnitudes_of(module: nn.Module) -> list[Tensor]:
-    """Those of the module itself: of torch's parametrisation, or of the older weight_norm()."""
+    """Return the magnitudes of this module: of torch's parametrisation, or of the older weight_norm()."""
     if isinstance(module, parametrize.ParametrizationList):
         is_weight_norm = type(module[0]).__name__ == "_WeightNorm"
         return [p for name, p in module.named_parameters(recurse=False) if is_weight_norm and name == "original0"]

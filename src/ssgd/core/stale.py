@@ -1,4 +1,4 @@
-"""What torch keeps of weights, and must not when they have moved."""
+"""Drop copies that torch keeps of weights, and must not when they have moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights that move: w → w + sign · n and back to w, in place and bit for bit."""
+"""The weights that get noise: w → w + sign · n, in place; ``buckets.py`` has the way back, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,58 +10,14 @@ import torch
 from torch import Tensor
 
 from . import random_state, stale
-from .buckets import Bucket, Chosen, make_buckets
+from .buckets import Bucket, Chosen, MovingWeights, Pieces
 from .noise import Distribution, mix
 from .parallel import part_here
 
 Level = float | Tensor
 Damping = Callable[[Tensor], Tensor]
-Pieces = list[list[Tensor]]  # a list for each bucket, with one for each of its tensors
 Values = dict[Tensor, Tensor]
 Numbers = tuple[int, int, int]  # seed, step and rank, which the noise of a batch is a function of
-
-
-class MovingWeights:
-    """Weights, and a copy of w for as long as they may be elsewhere.
-
-    ``keep()`` copies w before anything changes it, and ``restore()`` copies it back: whatever happens while they are
-    away, w returns bit for bit, also where a pass has given a parameter other memory.
-    """
-
-    def __init__(self, chosen: Sequence[Chosen], foreach: bool = True, flat: bool = False) -> None:
-        self.buckets = make_buckets(chosen, flat)
-        self.foreach = foreach
-        self.kept: Pieces = []  # w
-
-    @torch.no_grad()
-    def keep(self) -> None:
-        self.kept = [bucket.copy() for bucket in self.buckets]
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Wherever the weights are → w, and the copy is dropped. Does nothing where they are at w."""
-        if self.kept:
-            self.set_to(self.kept)
-            self.kept = []
-
-    def writes(self) -> list[tuple[int, int]]:
-        """Address and version of every tensor while a copy is kept: what restore() will undo shows in it."""
-        return [(t.data_ptr(), t._version) for bucket in self.buckets for t in bucket.here()] if self.kept else []
-
-    def set_to(self, values: Pieces) -> None:
-        """The weights become ``values``."""
-        for bucket, value in zip(self.buckets, values, strict=True):
-            bucket.follow()
-            self.each("copy_", bucket.tensors, value)
-        stale.forget()
-
-    def each(self, op: str, tensors: Sequence[Tensor], *others: Sequence[Any]) -> None:
-        """``t.op(o, …)`` for every tensor: one foreach call, or a loop of the same operations."""
-        if self.foreach:
-            getattr(torch, f"_foreach_{op}")(tensors, *others)
-        else:
-            for tensor, *arguments in zip(tensors, *others, strict=True):
-                getattr(tensor, op)(*arguments)
 
 
 class NoisyWeights(MovingWeights):
@@ -92,7 +48,7 @@ class NoisyWeights(MovingWeights):
 
     @torch.no_grad()
     def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
-        """w → w + sign · n, where ``levels`` has one for each parameter group.
+        """Move the weights from w to w + sign · n; ``levels`` has one for each parameter group.
 
         n is drawn unless it is there already, and stays for another move with this draw if there is one ``again``.
         """
@@ -115,7 +71,7 @@ class NoisyWeights(MovingWeights):
     def both(
         self, numbers: Numbers, levels: Sequence[Level], out: Sequence[Mapping[Tensor, Tensor]] | None
     ) -> tuple[Values, Values]:
-        """w + n and w − n by parameter, in tensors of their own or in those of ``out``; w stays."""
+        """Return w + n and w − n by parameter, in tensors of their own or in those of ``out``; w stays."""
         found: tuple[Values, Values] = ({}, {})
         for bucket, noise in zip(self.buckets, self.noise(numbers, 0, levels), strict=True):
             for i, op in enumerate(("add_", "sub_")):
@@ -130,7 +86,7 @@ class NoisyWeights(MovingWeights):
 
     @torch.no_grad()
     def noise(self, numbers: Numbers, draw: int, levels: Sequence[Level]) -> Pieces:
-        """n, drawn afresh and laid out as the tensors are."""
+        """Return n, drawn afresh and laid out as the tensors are."""
         found = []
         for bucket in self.buckets:
             drawn = self._drawn(bucket, numbers, draw)
@@ -146,7 +102,7 @@ class NoisyWeights(MovingWeights):
 
     @torch.no_grad()
     def ratios(self) -> list[Tensor]:
-        """‖n‖ / ‖w‖ as realised, for each tensor; 0 where the weights are at w."""
+        """Return ‖n‖ / ‖w‖ as realised, for each tensor; 0 where the weights are at w."""
         found = []
         for bucket, kept in zip(self.buckets, self.kept or [bucket.tensors for bucket in self.buckets], strict=True):
             noise = self._norms(bucket, [t - k for t, k in zip(bucket.tensors, kept, strict=True)])
@@ -177,7 +133,7 @@ class NoisyWeights(MovingWeights):
         return generator
 
     def _drawn(self, bucket: Bucket, numbers: Numbers, draw: int) -> list[Tensor]:
-        """z for each tensor, in one allocation."""
+        """Return z for each tensor, in one allocation."""
         seeded = not random_state.capturing()
         pieces = bucket.cut(bucket.empty())
         for i, (piece, position) in enumerate(zip(pieces, bucket.positions, strict=True)):
@@ -195,7 +151,7 @@ class NoisyWeights(MovingWeights):
         return pieces
 
     def _scales(self, bucket: Bucket, drawn: list[Tensor], levels: list[Level]) -> list[Tensor]:
-        """What the drawn tensors must be multiplied with. A layer of zeros gets zero noise."""
+        """Return the factor of each drawn tensor. A layer of zeros gets zero noise."""
         unit = self.distribution.unit
         if unit == "filter":
             scales = [_filter_norms(bucket, t) for t in bucket.tensors]

@@ -36,7 +36,7 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """What Accelerate has wrapped, or the object itself."""
+    """Return the optimizer that Accelerate has wrapped, or the object itself."""
     return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
 
 

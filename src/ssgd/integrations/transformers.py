@@ -85,12 +85,15 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
             opt.attach(model)
         opt.train()  # the Trainer calls it inside the points, where a schedule-free base would move the weights
         losses: list[Tensor] = []
+        tokens = getattr(self, "_total_train_tokens", None)  # as TRL's SFTTrainer counts those it has seen
         for point, part in opt.split(dict(inputs)) if self.split else ((p, inputs) for p in opt.points()):
             items: Any = num_items_in_batch
             if (
                 items is not None and self.split and len(point.passes.points) > 1
             ):  # a sum over the items of a half, which will count by its share
                 items = items * batch_size(part) / batch_size(dict(inputs))
+            if tokens is not None and not self.split:
+                self._total_train_tokens = tokens  # those of the batch count once
             with point:
                 loss: Tensor = super().training_step(model, part, items)
             self._note(point, loss)

@@ -1,4 +1,4 @@
-"""What n is: the distributions its direction is drawn from, and how long it is."""
+"""The noise n: the distributions its direction is drawn from, and how long it is."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def _check_aux(noisy: Callable[[], Any], clean: Callable[[], Any]) -> None:
 
 
 def _check_whole(params: Params) -> None:
-    """What optax hides from this optimizer is not trained by it, and should not get its noise."""
+    """Warn where optax hides leaves from this optimizer: it does not train them, and should not give them noise."""
     leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode))
     if any(isinstance(leaf, optax.MaskedNode) for leaf in leaves):
         warnings.warn(

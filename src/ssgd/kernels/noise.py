@@ -1,4 +1,4 @@
-"""All tensors of a bucket moved in one launch, by Triton kernels that draw the noise anew wherever they need it.
+"""All tensors of a bucket moved in one launch, by Triton kernels that draw the noise again wherever they need it.
 
 Noise is a function of the numbers (seed, step, rank), the draw, the tensor's position and the element's index in it, by
 a counter-based generator, so it is never stored. In a tensor that is dense in another order than row by row, such as
@@ -46,7 +46,7 @@ def serve(chosen: Sequence[Chosen], distribution: Distribution) -> bool:
 
 
 class FusedWeights(NoisyWeights):
-    """The same by kernels: n is drawn anew wherever it is needed, so one copy of w is all that is held."""
+    """The same by kernels: n is drawn again wherever it is needed, so one copy of w is all that is held."""
 
     stream = "philox"
 
@@ -124,7 +124,7 @@ class FusedWeights(NoisyWeights):
 
 
 class BucketKernels:
-    """What is done with a bucket's tensors, one launch each."""
+    """The operations on a bucket's tensors, one launch each."""
 
     def __init__(self, bucket: Bucket, distribution: Distribution) -> None:
         self.bucket = bucket
@@ -262,7 +262,7 @@ def _keep(rows, owners, kept, sums, seed, draw, DISTRIBUTION: tl.constexpr, ALIG
 
 @triton.jit
 def _scale(rows, sums, scales, programs, levels, PIECES: tl.constexpr, DISTRIBUTION: tl.constexpr):
-    """What z is multiplied with in a tensor, from what ``_keep`` has measured; a program for each tensor."""
+    """The factor of z in a tensor, from what ``_keep`` has measured; a program for each tensor."""
     row = rows + tl.program_id(0) * 8
     group = tl.load(row + 7)
     scale = 0.0

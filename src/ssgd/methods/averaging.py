@@ -84,7 +84,7 @@ class CleanPointsWithAverage(CleanPoints):
         return {"averaging": {"steps": opt.steps, "averaged": opt.averaged.state_dict()}}
 
     def load(self, opt: PointOptimizer, state: Mapping[str, Any]) -> None:
-        """From a checkpoint without an average, it starts anew."""
+        """From a checkpoint without an average, it starts again."""
         assert isinstance(opt, Averaging)
         opt.steps = state["averaging"]["steps"] if state else 0
         if state:

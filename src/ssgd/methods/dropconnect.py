@@ -71,6 +71,6 @@ def remove_dropconnect(model: nn.Module) -> nn.Module:
 
 
 def _forget_weights(module: nn.Module, *_: object) -> None:
-    """torch's recurrent layers read their weights anew for each pass; dropped ones left over cannot be copied."""
+    """torch's recurrent layers read their weights again for each pass; dropped ones left over cannot be copied."""
     if isinstance(module, nn.RNNBase) and any(w is not None and not w.is_leaf for w in module._flat_weights):
         module._flat_weights = []

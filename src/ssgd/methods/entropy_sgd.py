@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..core.buckets import Chosen, as_real
+from ..core.buckets import Chosen, Pieces, as_real
 from ..core.checks import check_count
 from ..core.gradients import clear
 from ..core.noise_points import NoisePoints
 from ..core.parallel import local, several_processes, unwrap_ddp
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer
-from ..core.weights import Level, NoisyWeights, Pieces
+from ..core.weights import Level, NoisyWeights
 
 
 class EntropySGD(PointOptimizer):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core.buckets import Chosen, as_real
+from ..core.buckets import Chosen, MovingWeights, as_real
 from ..core.parallel import local
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer
-from ..core.weights import Level, MovingWeights
+from ..core.weights import Level
 from .sam import Climb, SteepestPoint
 
 MOMENTUM = ("momentum_buffer", "exp_avg")  # what torch's optimizers call theirs

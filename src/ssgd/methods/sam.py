@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core import stale
-from ..core.buckets import Chosen, as_real
+from ..core.buckets import Chosen, MovingWeights, as_real
 from ..core.checks import check_chosen, check_flat, check_level
 from ..core.parallel import check_model_known, local, unwrap_ddp
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer, Rule
 from ..core.selection import trainable
-from ..core.weights import Level, MovingWeights
+from ..core.weights import Level
 
 
 class SAM(PointOptimizer):

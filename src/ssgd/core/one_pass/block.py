@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..parallel import is_sharded, sharded_modules, unwrap_ddp
 from ..passes import Stage
 from .layers import LATE, Unserved, refuse
 from .pairs import ADDED, Noisy, Pair, shapes
-from .samples import MOST, Log, agrees, compared, count_samples, signature, some, untouched, watched
+from .samples import MOST, Log, agrees, compared, count_samples, signature, some, take_back, untouched, watch
 
 
 @contextmanager
@@ -35,24 +35,25 @@ def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iter
     engine = _engine(opt)
     passes = opt._begin(None)
     try:
-        if engine is not None:
-            opt.rule.both(opt, engine.values)
-            engine.open(batch_norm, opt.bn_stats, signs, dim, strict)
-        passes.stage = Stage.INSIDE
         try:
+            if engine is not None:
+                opt.rule.both(opt, engine.values)
+                engine.open(batch_norm, opt.bn_stats, signs, dim, strict)
+            passes.stage = Stage.INSIDE
             yield
         finally:
             if engine is not None:
                 engine.close()
         if engine is not None:
             engine.check_gradients()
+            if engine.out:
+                opt.param_groups[0]["without_noise"] = sorted(engine.out)
+        passes.finish()
     except BaseException:
+        if engine is not None:
+            engine.close()  # where an interrupt fell into the first
         passes.drop()
         raise
-    finally:
-        if engine is not None and engine.out:
-            opt.param_groups[0]["without_noise"] = sorted(engine.out)
-    passes.finish()
 
 
 def dry_run(opt: Any, call: Callable[..., Any], args: Any, kwargs: Any, dim: int) -> dict[str, str]:
@@ -143,29 +144,33 @@ class OnePass:
         self._counts: set[int] = set()  # of the samples of this block's forwards
         try:
             for module in {id(m): m for m in (self.model, self.inner)}.values():
-                handle = module.register_forward_pre_hook(self._arrive, prepend=True, with_kwargs=True)
-                self._undo.append(handle.remove)
+                self._undo.append(partial(self._unhook, module))
+                module.register_forward_pre_hook(self._arrive, prepend=True, with_kwargs=True)
                 if hasattr(module, "_orig_mod"):
-                    self._undo.append(module.register_forward_hook(self._depart).remove)
+                    module.register_forward_hook(self._depart)
             for name, module, kind in self.norms:
-                self._undo.append(_swap(module, by_halves(kind), _one_pass=(self, name)))
+                _swap(self._undo, module, by_halves(kind), _one_pass=(self, name))
             self._before = self._marks()
             for pair in self.pairs:
                 pair.used = False
                 if pair.origin[0] not in self.out:
-                    self._undo.append(_swap(pair.w, Noisy, _pair=pair))
+                    _swap(self._undo, pair.w, Noisy, _pair=pair)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """All classes and hooks as they were; what was interrupted is done by calling it again."""
-        while self._undo:
-            self._undo[-1]()
-            self._undo.pop()
+        """All classes and hooks as they were, also where an interrupt falls into it."""
+        take_back(self._undo)
         if self.block is not None:
             self.block.is_open = False
         self.block = self.samples = self.plus = self.order = None
+
+    def _unhook(self, module: Any) -> None:
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
 
     def check_gradients(self) -> None:
         """A gradient came only to weights whose layers were served."""
@@ -198,7 +203,7 @@ class OnePass:
         self._counts.add(total)
         if signature((args, kwargs), self.dim) not in self._seen:
             self.dry_run(self.inner, args, kwargs)
-            self._undo.append(watched(self.inner))
+            watch(self._undo, self.inner)
         if self.signs is not None:
             if len(self.signs) != total:
                 refuse((), f"signs= has {len(self.signs)} entries for {total} samples")
@@ -326,13 +331,10 @@ class OnePass:
         except Unserved:
             raise
         except Exception as problem:
-            why = f"the dry run with 3 and 2 samples failed, so use split(): {type(problem).__name__}: {problem}"
-            raise Unserved((), why) from problem
+            why = f"{type(problem).__name__}: {problem}".partition("\n")[0][:200]
+            raise Unserved((), f"the dry run with 3 and 2 samples failed, so use split(): {why}") from problem
         finally:
-            for pair, two in zip(self.pairs, real, strict=True):
-                pair.two = two
-            self.samples, self.plus, self.order = before
-            self._plan = []
+            take_back([partial(self._back, before, real)])
         for (title, names, _), site in self._sites.items():
             if site is None and not set(names) & set(self.out):
                 self._leave_out(Unserved(names, f"{title} both with samples and without them: use split()"))
@@ -340,6 +342,14 @@ class OnePass:
         self._seen |= self._arrived
         verdicts = {pair.origin[0]: self.kinds.get(pair.origin[0], "not used") for pair in self.pairs}
         return verdicts | {name: f"refused: {why}" for name, why in self.out.items()}
+
+    def _back(self, before: Any, real: list[Any]) -> None:
+        """After a dry run."""
+        for pair, two in zip(self.pairs, real, strict=True):
+            pair.two = two
+        self.samples, self.plus, self.order = before
+        self.sign = self.log = None
+        self._plan = []
 
     def _leave_out(self, problem: Unserved) -> None:
         """Weights that are not served go without noise, where that is allowed."""
@@ -432,8 +442,8 @@ def innermost(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _swap(thing: Any, kind: type, **attributes: Any) -> Callable[[], object]:
-    """Give it another class and some attributes; the function returned takes them back, also if called twice."""
+def _swap(undo: list[Callable[[], object]], thing: Any, kind: type, **attributes: Any) -> None:
+    """Give it another class and some attributes; what takes them back is put down first."""
     before = type(thing)
 
     def back() -> None:
@@ -441,9 +451,9 @@ def _swap(thing: Any, kind: type, **attributes: Any) -> Callable[[], object]:
         for key in attributes:
             thing.__dict__.pop(key, None)
 
+    undo.append(back)
     thing.__dict__.update(attributes)
     thing.__class__ = kind
-    return back
 
 
 def _signs(signs: Any) -> Tensor:

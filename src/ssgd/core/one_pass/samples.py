@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,37 +136,58 @@ def untouched(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
     That holds for modes, buffers, hooks, autocast's cache and random states, not for what a forward() writes to
     Python objects of its own.
     """
-    modes = [(part, part.training) for part in model.modules()]
-    buffers = [(b, b.clone()) for b in model.buffers()]
+    undo: list[Callable[[], object]] = [stale.forget, *_states(devices)]
+    undo += [partial(_set_back, buffer, buffer.clone()) for buffer in model.buffers()]
+    undo += [partial(setattr, part, "training", part.training) for part in model.modules()]
     hooks = users_hooks(model)
-    numpy = sys.modules.get("numpy")
-    states = random_state.snapshot(devices), random.getstate(), None if numpy is None else numpy.random.get_state()
-    with ExitStack() as stack:
+    undo += [partial(_refill, found, dict(found)) for found in {id(found): found for found, *_ in hooks}.values()]
+    try:
         try:
-            for part, _ in modes:
+            for part in model.modules():
                 part.training = False
-            were = [(found, dict(found)) for found, *_ in hooks]
             for found, key, *_ in hooks:
                 del found[key]
-            stack.enter_context(torch.no_grad())
-            if "torch._dynamo" in sys.modules:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield
+            compiles = "torch._dynamo" in sys.modules
+            with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiles else nullcontext():
+                yield
         finally:
-            for part, mode in modes:
-                part.training = mode
-            for found, before in were:  # in their order
-                found.clear()
-                found.update(before)
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
-            random_state.put_back(states[0])
-            random.setstate(states[1])
-            if numpy is not None:
-                numpy.random.set_state(states[2])
-            stale.forget()
+            take_back(undo)
+    finally:
+        take_back(undo)  # where an interrupt fell before the first
+
+
+def take_back(undo: list[Callable[[], object]]) -> None:
+    """Call all, the last first, each until it has come to its end: an interrupt in one is raised after the last."""
+    try:
+        while undo:
+            undo[-1]()
+            undo.pop()
+    finally:
+        while undo:
+            undo[-1]()
+            undo.pop()
+
+
+def _states(devices: set[torch.device]) -> list[Callable[[], object]]:
+    """What puts back the random streams of torch, Python and NumPy."""
+    found: list[Callable[[], object]] = [
+        partial(random_state.put_back, random_state.snapshot(devices)),
+        partial(random.setstate, random.getstate()),
+    ]
+    if numpy := sys.modules.get("numpy"):
+        found.append(partial(numpy.random.set_state, numpy.random.get_state()))
+    return found
+
+
+@torch.no_grad()
+def _set_back(buffer: Tensor, value: Tensor) -> None:
+    if not torch.equal(buffer, value):
+        buffer.copy_(value)
+
+
+def _refill(found: Any, before: Any) -> None:
+    found.clear()
+    found.update(before)
 
 
 def users_hooks(model: nn.Module) -> list[tuple[Any, Any, Any, str]]:
@@ -182,20 +204,16 @@ def users_hooks(model: nn.Module) -> list[tuple[Any, Any, Any, str]]:
     return found
 
 
-def watched(model: nn.Module) -> Callable[[], object]:
-    """Have every such hook refused that changes what a layer is given or gives: the dry run left it out.
+def watch(undo: list[Callable[[], object]], model: nn.Module) -> None:
+    """Have every such hook refused that changes what a layer is given or gives: the dry run left it out."""
 
-    Returns the function that ends it.
-    """
-    found = users_hooks(model)
-
-    def watch(hook: Any, name: str) -> Callable[..., None]:
+    def looked_at(hook: Any, name: str) -> Callable[..., None]:
         def look(*args: Any, **kwargs: Any) -> None:
             if hook(*args, **kwargs) is not None:
                 raise Unserved((), f"a forward hook of {name} changes what passes it: use split()")
 
         return look
 
-    for hooks, key, hook, name in found:
-        hooks[key] = watch(hook, name)
-    return lambda: [hooks.update({key: hook}) for hooks, key, hook, _ in found if key in hooks]
+    for hooks, key, hook, name in users_hooks(model):
+        undo.append(lambda hooks=hooks, key=key, hook=hook: key in hooks and hooks.update({key: hook}))  # type: ignore[misc]
+        hooks[key] = looked_at(hook, name)
