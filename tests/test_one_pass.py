@@ -743,6 +743,7 @@ def test_ctrl_c_on_any_line_leaves_plain_classes(first):
     at = 1
     while not step(at):
         assert is_plain(model) and all(m.training for m in model.modules())
+        assert torch.is_grad_enabled() and torch.overrides._get_current_function_mode() is None
         opt.zero_grad()
         if first:
             opt = optimizer(model)

@@ -20,7 +20,7 @@ DATA = [
     "ssgd/py.typed",
     "ssgd/lab/data/digits.npz",
     "ssgd/lab/data/digits.LICENSE.txt",
-    "ssgd/lab/report/targets.json",
+    "ssgd/lab/experiments/targets.json",
     "ssgd/lab/report/page.html",
     "ssgd/lab/report/page.css",
     "ssgd/lab/report/page.js",

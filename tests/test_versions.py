@@ -1,6 +1,8 @@
 """What older versions of torch lack is done without or refused in a sentence; the oldest is the same everywhere."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,6 @@ import pytest
 import torch
 
 from ssgd import SSGD
-from ssgd.analysis.acceleration import full_precision
 from ssgd.core.versions import FSDP2, OLDEST, at_least, inductor_has, need, precision_settings
 from ssgd.lab.compilation import compiled_for
 from ssgd.lab.experiments import get
@@ -71,14 +72,20 @@ def test_options_of_the_compiler_are_asked_for():
     assert inductor_has("max_autotune") and not inductor_has("no_such_option")
 
 
-def test_precision_is_set_where_there_are_only_the_older_settings(monkeypatch):
-    """As before torch 2.9."""
-    monkeypatch.setattr("ssgd.analysis.acceleration.precision_settings", tuple)
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    for tf32, matmul in ((True, "high"), (False, "highest")):
-        with full_precision(tf32):
-            assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (matmul, tf32)
-    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+def test_precision_is_set_where_there_are_only_the_older_settings():
+    """As before torch 2.9; in a process of its own, since torch refuses the older settings once the newer were used."""
+    code = """
+import torch
+from ssgd.analysis import acceleration
+
+acceleration.precision_settings = tuple
+before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+for tf32, matmul in ((True, "high"), (False, "highest")):
+    with acceleration.full_precision(tf32):
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (matmul, tf32)
+assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_places_with_a_precision_of_their_own():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch.optim import Optimizer
 
 from ..core.checks import did_you_mean
 from ..core.parallel import bare
-from ..core.passes import Point
 from ..core.point_optimizer import PointOptimizer
 from ..optimizer import SSGD
 from .averaging import Averaging
@@ -50,6 +50,7 @@ class Method:
     passes: float  # forward and backward passes over the batch, a step
     settings: tuple[Setting, ...] = ()
     halves: bool = False  # each point sees half of the batch
+    one_pass: str | None = None  # both signs in one forward: what batch-norm then normalises by, "halves" or "batch"
     fixed: dict[str, Any] = field(default_factory=dict)  # options that make the method what it is
     transform: Callable[[nn.Module, float], object] | None = None  # put on the model before training
     epochs: float = 1.0  # times those of the run it is compared with
@@ -74,7 +75,7 @@ class Method:
         """Returns the level as given, else the method's default; None where the method has no level."""
         return None if not self.settings else self.settings[0].default if level is None else level
 
-    def batches(self, opt: PointOptimizer, *batch: Any) -> Iterator[tuple[Point, Any]]:
+    def batches(self, opt: PointOptimizer, *batch: Any) -> Iterator[tuple[AbstractContextManager[Any], Any]]:
         """``(point, batch)`` for every pass of a step: the same loop for every method. ::
 
         for point, (xb, yb) in method.batches(opt, x, y):
@@ -82,10 +83,13 @@ class Method:
                 loss_fn(model(xb), yb).backward()
         opt.step()
         """
+        whole = batch[0] if len(batch) == 1 else batch
         if self.halves:
             yield from opt.split(*batch)
+        elif self.one_pass is not None:
+            assert isinstance(opt, SSGD)
+            yield opt.one_pass(batch_norm=self.one_pass), whole
         else:
-            whole = batch[0] if len(batch) == 1 else batch
             for point in opt.points():
                 yield point, whole
 
@@ -121,6 +125,22 @@ _methods = [
     Method("both", "Takes gradients at w + n and w - n on the whole batch: S-SGD.", SSGD, 2, _noise(BOTH, 1.0)),
     Method("both-x2", "Takes two noise pairs a step: S-SGD x2.", SSGD, 4, _noise(BOTH, 1.0), fixed={"pairs": 2}),
     Method("split", "Takes +n on one half of the batch and -n on the other.", SSGD, 1, _noise(SPLIT, 0.6), halves=True),
+    Method(
+        "one-pass",
+        "Takes the halves of split in one forward and one backward.",
+        SSGD,
+        1,
+        _noise(SPLIT, 0.6),
+        one_pass="halves",
+    ),
+    Method(
+        "one-pass-batch",
+        "Takes one-pass with batch-norm over the whole batch, which sees both points.",
+        SSGD,
+        1,
+        _noise(0.1, 0.4),
+        one_pass="batch",
+    ),
     Method(
         "mirror",
         "Takes +n on even ranks and -n on odd ranks of a data-parallel training.",

@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 from ..checks import check_choice
 from ..parallel import is_sharded, sharded_modules, unwrap_ddp
 from ..passes import Stage
+from ..random_state import capturing
 from .layers import LATE, Unserved, refuse
 from .pairs import ADDED, Noisy, Pair, shapes
-from .samples import MOST, Log, agrees, compared, count_samples, signature, some, take_back, untouched, watch
+from .samples import MOST, Log, agrees, compared, count_samples, leave_no_trace, signature, some, take_back, watch
 
 
 @contextmanager
@@ -126,6 +127,7 @@ class OnePass:
         self._undo: list[Callable[[], object]] = []
         names = _check(self.inner, model, weights)
         self.pairs = [Pair(self, (name,), two, w) for name, two, w in zip(names, _room(weights), weights, strict=True)]
+        self._plain = [w.detach() for w in weights]  # what a dry run reads, where classes do not matter
         self.values = [{pair.w: pair.two[i] for pair in self.pairs} for i in (0, 1)]  # w + n and w − n
         self.norms: list[Any] = [
             (name, m, type(m)) for name, m in self.inner.named_modules() if isinstance(m, _BatchNorm)
@@ -202,6 +204,10 @@ class OnePass:
             return
         self._counts.add(total)
         if signature((args, kwargs), self.dim) not in self._seen:
+            if capturing():
+                refuse(
+                    (), "a CUDA graph cannot hold the dry run: take a step, or call opt.dry_run(), before the capture"
+                )
             self.dry_run(self.inner, args, kwargs)
             watch(self._undo, self.inner)
         if self.signs is not None:
@@ -304,23 +310,27 @@ class OnePass:
         self._arrived = set()
         self.known.clear()
 
+        undo: list[Callable[[], object]] = [partial(self._back, before, real)]
+
         def run(sign: int | None, start: int, stop: int) -> list[Any]:
             some_args, some_kwargs = some((args, kwargs), total, self.dim, start, stop)
             self.sign, self.samples, self.plus, self.order = sign, stop - start, None, None
-            self.log = Log(self._plan if sign is None else ())
+            self.log = log = Log(self._plan if sign is None else ())
+            undo.append(log.leave)
+            log.__enter__()  # type: ignore[no-untyped-call]
             try:
-                with self.log:
-                    call(*some_args, **some_kwargs)
-                return self.log.calls
+                call(*some_args, **some_kwargs)
             finally:
-                self.sign = self.log = None
+                log.leave()
+                self.log = None
+            return log.calls
 
         try:
-            with untouched(self.inner, devices):
+            try:
+                leave_no_trace(undo, self.inner, devices)
                 generators = {device: torch.Generator(device).manual_seed(0) for device in devices}
-                for pair in self.pairs:
-                    with torch._C.DisableTorchFunctionSubclass():
-                        pair.two = _trial(pair.w, generators)
+                for pair, w in zip(self.pairs, self._plain, strict=True):
+                    pair.two = _trial(w, generators)
                 while True:
                     self._plan = compared(run(0, 0, 3), run(1, 3, MOST))
                     try:
@@ -328,13 +338,15 @@ class OnePass:
                         break
                     except Unserved as problem:
                         self._leave_out(problem)
+            finally:
+                take_back(undo)
         except Unserved:
             raise
         except Exception as problem:
             why = f"{type(problem).__name__}: {problem}".partition("\n")[0][:200]
             raise Unserved((), f"the dry run with 3 and 2 samples failed, so use split(): {why}") from problem
         finally:
-            take_back([partial(self._back, before, real)])
+            take_back(undo)  # where an interrupt fell before the first
         for (title, names, _), site in self._sites.items():
             if site is None and not set(names) & set(self.out):
                 self._leave_out(Unserved(names, f"{title} both with samples and without them: use split()"))
@@ -383,11 +395,12 @@ class OnePass:
         """A batch-norm layer, over each half by itself or over the whole batch."""
         of_batch = module.training or module.running_mean is None
         if self.log is not None:  # whose samples' own statistics would mix them
-            with torch._C.DisableTorchFunction():
-                zeros = x.new_zeros(x.shape[1])
-                ones = zeros + 1
-                if self.sign is None:
-                    self.layout(nn.functional.batch_norm, "batch_norm", (name,), [x])
+            self.log.paused = True
+            zeros = x.new_zeros(x.shape[1])
+            ones = zeros + 1
+            if self.sign is None:
+                self.layout(nn.functional.batch_norm, "batch_norm", (name,), [x])
+            self.log.paused = False
             if of_batch:
                 return nn.functional.batch_norm(x, zeros, ones, module.weight, module.bias)
         if self.log is not None or self.sign is not None or not of_batch:
@@ -476,12 +489,11 @@ def _room(weights: list[Tensor]) -> list[Tensor]:
     return cut
 
 
-@torch.no_grad()
-def _trial(w: Any, generators: dict[torch.device, torch.Generator]) -> Tensor:
+def _trial(w: Tensor, generators: dict[torch.device, torch.Generator]) -> Tensor:
     """Values for a dry run, apart also where the weight is zero."""
-    noise = torch.empty_like(w, requires_grad=False).as_subclass(Tensor).normal_(generator=generators[w.device])
-    noise *= 0.3 * w.detach().abs().square().mean().sqrt().nan_to_num() + 0.05
-    return torch.stack([w + noise, w - noise]).as_subclass(Tensor)
+    noise = torch.empty_like(w).normal_(generator=generators[w.device])
+    noise *= 0.3 * w.abs().square().mean().sqrt().nan_to_num() + 0.05
+    return torch.stack([w + noise, w - noise])
 
 
 def _check(inner: nn.Module, model: nn.Module, weights: Sequence[Tensor]) -> list[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torchs
 from torch.overrides import TorchFunctionMode
+from torch.overrides import _get_current_function_mode as current_mode
 from torch.utils import _pytree as pytree
 
 from .. import random_state, stale
@@ -68,10 +68,16 @@ class Log(TorchFunctionMode):
         super().__init__()
         self.calls: list[Any] = []
         self.plan = plan
+        self.paused = False
+
+    def leave(self) -> None:
+        """As __exit__(), also where it was not entered or was left."""
+        if current_mode() is self:  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)
 
     def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = dispatch if args and type(args[0]) is Pair else _plain
-        if f in HARMLESS:
+        if f in HARMLESS or self.paused:
             return call(f, args, kwargs or {})
         found = tensors(args, kwargs or {})
         given = [a if type(a) is Pair or isinstance(a, nn.Parameter) else a.detach().clone() for a in found]
@@ -129,31 +135,26 @@ def alike(a: Tensor, b: Tensor) -> bool:
     return bool(close.double().mean() > 0.98)
 
 
-@contextmanager
-def untouched(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
-    """Eval mode, no gradients, no compiler and no hooks but torch's own; afterwards all is as it was.
+def leave_no_trace(undo: list[Callable[[], object]], model: nn.Module, devices: set[torch.device]) -> None:
+    """Eval mode, no gradients, no compiler and no hooks but torch's own; ``undo`` gets what brings all back.
 
     That holds for modes, buffers, hooks, autocast's cache and random states, not for what a forward() writes to
     Python objects of its own.
     """
-    undo: list[Callable[[], object]] = [stale.forget, *_states(devices)]
+    undo += [stale.forget, *_states(devices)]
     undo += [partial(_set_back, buffer, buffer.clone()) for buffer in model.buffers()]
     undo += [partial(setattr, part, "training", part.training) for part in model.modules()]
     hooks = users_hooks(model)
     undo += [partial(_refill, found, dict(found)) for found in {id(found): found for found, *_ in hooks}.values()]
-    try:
-        try:
-            for part in model.modules():
-                part.training = False
-            for found, key, *_ in hooks:
-                del found[key]
-            compiles = "torch._dynamo" in sys.modules
-            with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiles else nullcontext():
-                yield
-        finally:
-            take_back(undo)
-    finally:
-        take_back(undo)  # where an interrupt fell before the first
+    undo.append(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
+    torch.set_grad_enabled(False)
+    if "torch._dynamo" in sys.modules:
+        stance = torch.compiler.set_stance("force_eager")
+        undo.append(partial(stance.__exit__, None, None, None))
+    for part in model.modules():
+        part.training = False
+    for found, key, *_ in hooks:
+        del found[key]
 
 
 def take_back(undo: list[Callable[[], object]]) -> None:
