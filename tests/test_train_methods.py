@@ -49,3 +49,15 @@ def test_dropout_has_the_level_of_its_phase(quiet, tmp_path):
     for phases in ("1-1(dropout:0.5)", "1(dropout:0.2)-1(dropout:0.5)"):
         with pytest.raises(ValueError, match="dropout changes the model and so needs all phases for itself"):
             run_of(small(phases=phases))
+
+
+@pytest.mark.parametrize("how", [{}, {"compile": True}, {"pair": True}], ids=["eager", "compiled", "pair"])
+def test_one_pass_trains_as_split(quiet, tmp_path, how):
+    recipes = [small(method=method, level=0.15) for method in ("split", "one-pass")]
+    for recipe, execution in zip(recipes, (quiet, replace(quiet, out=str(tmp_path / "elsewhere"), **how)), strict=True):
+        train(recipe, execution)
+        weights = read_safetensors(folder(execution, recipe) / "weights.safetensors")
+        expected = weights if recipe is recipes[0] else expected
+    assert weights is not expected
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-4)

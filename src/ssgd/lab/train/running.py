@@ -316,10 +316,12 @@ class Run:
     def _make_step(self) -> Step:
         assert self.opt is not None
         rest = self.autocast, self.sums, self.recipe.clip
-        if self.pair and self.devices_here == 1 and can_pair(self.opt, self.model):
+        two_passes = self.method.one_pass is None
+        if self.pair and two_passes and self.devices_here == 1 and can_pair(self.opt, self.model):
             parts = self.method, self.opt, self.model, self.kind.objective
             return PairStep(*parts, *rest, side=self._side, compiled=self.compiled)
-        return Step(self.method, self.opt, self.model, self.objective, *rest, self.devices_here)
+        eager = self.kind.objective if self.compiled else None
+        return Step(self.method, self.opt, self.model, self.objective, *rest, self.devices_here, eager)
 
     def _captured(self, batch: tuple[Tensor, ...]) -> bool:
         """Whether something had to be captured for a batch of this shape."""

@@ -15,6 +15,7 @@ from ...core.batchnorm import RunningStatistics
 from ...core.gradients import present
 from ...core.point_optimizer import PointOptimizer
 from ...methods.registry import Method
+from ...optimizer import SSGD
 from .kinds import Autocast, Objective
 
 
@@ -27,6 +28,8 @@ class Step:
 
     With ``devices`` the batch is divided as if so many shared it: each part has its own batch-norm statistics and its
     own noise, gradients are averaged, and the running statistics are the first part's, as under DDP with a rank each.
+
+    ``eager`` is the objective before it was compiled, which a dry run of one_pass() cannot look into.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Step:
         sums: Tensor,
         clip: float | None = None,
         devices: int = 1,
+        eager: Objective | None = None,
     ) -> None:
         self.method = method
         self.opt = opt
@@ -48,12 +52,15 @@ class Step:
         self.sums = sums
         self.clip = clip
         self.devices = devices
+        self.to_dry_run = eager if method.one_pass is not None else None
         self.of_first = RunningStatistics(model if devices > 1 else None, "none")
         self.counters = BatchCounters(model)
         self.carry: Any = getattr(getattr(model, "module", model), "carry", None)
 
     def __call__(self, *batch: Tensor) -> None:
         first, *others = self._parts(batch)
+        if self.to_dry_run is not None:
+            self._dry_run(self.to_dry_run, first)
         with self.counters.held():
             passes = self._passes(first)
             self.of_first.begin()
@@ -66,6 +73,13 @@ class Step:
         if self.carry is not None:
             self.carry()
         self._update()
+
+    def _dry_run(self, eager: Objective, batch: tuple[Tensor, ...]) -> None:
+        """Lets one_pass() see the objective once, as it is called later."""
+        assert isinstance(self.opt, SSGD)
+        with self.autocast():
+            self.opt.dry_run(lambda *part: eager(self.model, *part), *batch)
+        self.to_dry_run = None
 
     def _parts(self, batch: tuple[Tensor, ...]) -> Iterable[tuple[Tensor, ...]]:
         return [batch] if self.devices == 1 else zip(*(tensor.chunk(self.devices) for tensor in batch), strict=True)
