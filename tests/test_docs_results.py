@@ -27,8 +27,8 @@ def test_the_pages_are_current(page):
 
 def test_most_numbers_with_a_spread_are_filled_in():
     text = "".join(page.read_text() for page in PAGES)
-    assert len(fill_numbers.MARK.findall(text)) > 90
-    assert len(fill_numbers.ROWS.findall(text)) == 9 and len(fill_numbers.TABLE.findall(text)) == 5
+    assert len(fill_numbers.MARK.findall(text)) > 80
+    assert len(fill_numbers.ROWS.findall(text)) == 9 and len(fill_numbers.TABLE.findall(text)) == 6
 
 
 def test_a_page_that_is_wrong_is_filled_anew():
@@ -41,7 +41,7 @@ def test_a_page_that_is_wrong_is_filled_anew():
         fill_numbers.filled("<!-- n: mean c100/nothing -->1<!-- /n -->")
 
 
-NOT_RUN = (  # the text says so
+NOT_RUN = (  # the lines that show them say so
     "ablations --only 'A-2/*'",
     "ablations --only 'A-w/'",
     "ablations --only 'B/2e-4/b*/seed-[23]'",
@@ -62,13 +62,14 @@ def planned(command):
 def commands():
     """Those of README and docs that name a part of an experiment's runs, as what was measured."""
     text = "".join(page.read_text() for page in PAGES)
-    found = dict.fromkeys(re.findall(r"`ssgd reproduce (\w+ --only [^`]+)`", text))
+    found = dict.fromkeys(re.findall(r"^ssgd reproduce (\w+ --only .+)$", text, re.MULTILINE))
     return [command for command in found if command not in NOT_RUN]
 
 
 @pytest.mark.parametrize("command", NOT_RUN)
 def test_a_command_that_is_told_as_not_run_has_not_been(command):
-    assert f"ssgd reproduce {command}" in (ROOT / "docs" / "results.md").read_text()
+    text = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("results", "gap"))
+    assert f"not run: ssgd reproduce {command}\n" in text
     assert all(run.row is None for run in planned(command))
 
 
