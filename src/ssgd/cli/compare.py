@@ -14,7 +14,7 @@ from itertools import product
 
 from ..lab.experiments.custom import METHODS
 from ..lab.train.recipe import Recipe
-from .fields import add_fields, chosen, prepared, value_of
+from .fields import add_fields, chosen, in_name, prepared, short, value_of
 from .training import show
 
 __all__ = ["KEPT", "add_arguments", "prepared", "run"]
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     # lr and phases must fit each other before anything is varied
     first = [change.partition(",")[0] for change in vary if change.partition("=")[0] in ("lr", "phases")]
     options.changes += [change for change in first if change.partition("=")[2]]
-    recipe, execution = chosen(options, "ssgd compare")
+    recipe, execution = chosen(options, "ssgd compare", [change.partition("=")[0].replace("-", "_") for change in vary])
     return show(variants(recipe, vary), execution)
 
 
@@ -51,8 +51,8 @@ def variants(recipe: Recipe, vary: list[str]) -> list[Recipe]:
         choices.append([f"{key}={value}" for value in values.split(",")])
     found: list[Recipe] = []
     for combination in product(*choices):
-        varied = [text.partition("=")[2].replace(":", "-").replace("/", "-") for text in combination]
-        name = "/".join([recipe.name, *varied])
+        varied = [text.partition("=")[::2] for text in combination]
+        name = "/".join([recipe.name, *(short(in_name(key, value)) for key, value in varied)])
         if any(name == other.name for other in found):
             raise ValueError(f"--vary makes {name} twice: give each value once")
         found.append(recipe.with_changes([*combination, f"name={name}"]))

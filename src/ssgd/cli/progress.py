@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..lab.train.engine import Listener
+from ..lab.train.engine import Listener, explain
 from ..lab.train.job import Job
 from ..lab.train.kinds import figure_in_words
 
@@ -92,7 +92,7 @@ class Progress(Listener):
 
     def end(self, job: Job) -> None:
         if job.failure is not None:
-            self._say_of(job, f"failed: {job.failure}")
+            self._say_of(job, f"failed: {explain(job.failure)}")
         elif job.result is not None:
             train = figure_in_words(job.result, "train")
             also = f", training {train}" if train else ""

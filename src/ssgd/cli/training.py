@@ -10,7 +10,7 @@ from ..lab.columns import in_columns
 from ..lab.data import registry as data
 from ..lab.models import registry as models
 from ..lab.train.distributed import is_first_process
-from ..lab.train.engine import compare, explain
+from ..lab.train.engine import compare
 from ..lab.train.execution import Execution
 from ..lab.train.job import Job
 from ..lab.train.kinds import figure
@@ -36,9 +36,6 @@ def show(recipes: Sequence[Recipe], execution: Execution) -> int:
         return 0
     if any(job.result is not None for job in jobs):
         print(table(jobs))
-    for job in jobs:
-        if job.failure is not None:
-            print(f"{job.label} failed: {explain(job.failure)}", file=sys.stderr)
     return int(any(job.failure is not None for job in jobs))
 
 
