@@ -1,5 +1,6 @@
 """The commands: what they take, what they print, and how they end."""
 
+import csv
 import json
 import os
 import re
@@ -184,6 +185,50 @@ def test_compare_trains_every_combination_over_all_seeds(here, capsys):
     gains = [ours - base for ours, base in zip(split, runs, strict=True)]
     told = f"{sum(gains) / 2:+.2f} ± {abs(gains[0] - gains[1]) / 2**0.5:.2f}".replace("-", "−")
     assert "minus the first" in shown and told in shown.splitlines()[-1]
+
+
+def test_a_comparison_is_kept_as_json_csv_and_a_picture(here, capsys):
+    pytest.importorskip("matplotlib")
+    files = ["--json", "kept/rows.json", "--csv", "kept/rows.csv", "--plot", "kept/rows.svg"]
+    assert main(["compare", "digits", *SHORT, "seeds=0,1,2", "--vary", "method=base,halves", *files]) == 0
+    shown = capsys.readouterr().out
+    base, halves = json.loads((here / "kept/rows.json").read_text())
+    runs = [RunDir(f"runs/digits/halves/seed-{seed}").result()["test_accuracy"] for seed in range(3)]
+    assert list(halves["test"].values()) == runs and halves["mean"] == pytest.approx(sum(runs) / 3)
+    gains = [ours - theirs for ours, theirs in zip(runs, base["test"].values(), strict=True)]
+    reach = 4.3027 * halves["difference_sd"] / 3**0.5
+    assert halves["difference"] == pytest.approx(sum(gains) / 3) and base["difference"] is None
+    assert [halves["low"], halves["high"]] == pytest.approx(
+        [halves["difference"] - reach, halves["difference"] + reach], abs=1e-3
+    )
+    interval = f"{halves['low']:+.2f} to {halves['high']:+.2f}".replace("-", "−")
+    assert "95 % interval" in shown and interval in shown.splitlines()[2]
+    table = list(csv.DictReader((here / "kept/rows.csv").open()))
+    assert [line["recipe"] for line in table] == ["digits/base", "digits/halves"]
+    assert (
+        float(table[1]["low"]) == halves["low"]
+        and table[0]["low"] == ""
+        and table[1]["test"].split() == list(map(str, runs))
+    )
+    assert (here / "kept/rows.svg").read_text().startswith("<?xml")
+
+
+def test_a_single_seed_has_no_interval(here, capsys):
+    assert main(["compare", "digits", *SHORT, "--vary", "method=base,halves", "--json", "rows.json"]) == 0
+    assert re.search(r"[+−]\d+\.\d\d +– ", capsys.readouterr().out.splitlines()[2])
+    assert [row["low"] for row in json.loads((here / "rows.json").read_text())] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--json", "."], ". is a folder: name a file in it"),
+        (["--plot", "x.gif"], "a picture can be .png, .pdf or .svg, not 'x.gif'"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named_before_the_training(words, sentence, here, capsys):
+    assert main(["compare", "digits", *SHORT, *words]) != 0
+    assert sentence in capsys.readouterr().err and not os.listdir()
 
 
 def test_compare_alone_is_sgd_and_the_two_kinds_of_noise(here, capsys):
