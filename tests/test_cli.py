@@ -56,6 +56,28 @@ def test_help_of_a_recipe_lists_every_field_with_its_value(command, recipe, here
     assert ("(default: 8-4)" in shown) == bool(recipe) and "key=value works as well as --key value" in shown
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_help_has_the_defaults_for_ones_own_model_and_images(before, here, capsys):
+    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (here / "imgs" / place).mkdir(parents=True)
+        for number in range(16):
+            (here / "imgs" / place / f"{number}.png").touch()
+    words = ["--model", "resnet20", "--data", "imgs"]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *(["--help", *words] if before else [*words, "--help"])])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0
+    for default in ("imgs/resnet20", "8", "32", "0,1,2", "0.05"):
+        assert f"(default: {default})" in shown
+
+
+@pytest.mark.parametrize("words", [["digts"], ["--model", "resnet20", "--data", "nowhere"]])
+def test_help_on_what_is_not_there_is_a_sentence(words, here, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *words, "--help"])
+    assert ended.value.code == 2 and re.search("did you mean digits|nowhere is not there", capsys.readouterr().err)
+
+
 def test_options_and_words_mix(here, capsys):
     words = [*SHORT, "method=split:0.3", "--seeds", "3", "4", "--batch", "25", "--no-augment", "--out", "x"]
     assert main(["train", "digits", *words]) == 0

@@ -33,7 +33,7 @@ def prepared(words: Sequence[str]) -> list[str]:
         if word.startswith("--") or (equals and not word.startswith("-") and not is_value):
             key = "--" + key.removeprefix("--").replace("_", "-")
         found.append(f"{key}{equals}{value}")
-    return found
+    return sorted(found, key=lambda word: word in ("-h", "--help"))  # the help knows all other words
 
 
 def add_fields(
@@ -181,6 +181,11 @@ class _Help(argparse.Action):
         for action in parser._actions:
             if not isinstance(action, _Help | _Change) and action.dest != "recipe":
                 shown._add_action(action)
-        add_fields(shown, recipe_of(options.recipe) if options.recipe else None)
+        own = options.recipe is None and value_of(options, "model") and value_of(options, "data")
+        try:
+            recipe = _custom(options, parser.prog) if own else recipe_of(options.recipe) if options.recipe else None
+        except (ValueError, OSError) as problem:
+            parser.error(str(problem))
+        add_fields(shown, recipe)
         shown.print_help()
         parser.exit()
