@@ -1,5 +1,6 @@
 """The commands: what they take, what they print, and how they end."""
 
+import csv
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from ssgd.methods import METHODS
 
 from .small_trainings import read
 
-SHORT = ["phases=1", "lr=0.1", "train_limit=100", "test_limit=50", "device=cpu", "progress=false"]
+SHORT = ["name=digits", "phases=1", "lr=0.1", "train_limit=100", "test_limit=50", "device=cpu", "progress=false"]
 
 
 @pytest.fixture
@@ -53,6 +54,28 @@ def test_help_of_a_recipe_lists_every_field_with_its_value(command, recipe, here
     for field in ("--weight-decay", "--phases", "--seeds", "--checkpoint-seconds", "--tensorboard", "--out"):
         assert field in shown
     assert ("(default: 8-4)" in shown) == bool(recipe) and "key=value works as well as --key value" in shown
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_help_has_the_defaults_for_ones_own_model_and_images(before, here, capsys):
+    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (here / "imgs" / place).mkdir(parents=True)
+        for number in range(16):
+            (here / "imgs" / place / f"{number}.png").touch()
+    words = ["--model", "resnet20", "--data", "imgs"]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *(["--help", *words] if before else [*words, "--help"])])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0
+    for default in ("imgs/resnet20", "8", "32", "0,1,2", "0.05"):
+        assert f"(default: {default})" in shown
+
+
+@pytest.mark.parametrize("words", [["digts"], ["--model", "resnet20", "--data", "nowhere"]])
+def test_help_on_what_is_not_there_is_a_sentence(words, here, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *words, "--help"])
+    assert ended.value.code == 2 and re.search("did you mean digits|nowhere is not there", capsys.readouterr().err)
 
 
 def test_options_and_words_mix(here, capsys):
@@ -149,16 +172,18 @@ def test_what_cannot_be_done_gets_a_sentence(arguments, sentence, here, capsys):
 def test_rates_are_compared_in_phases_that_the_recipe_has_not(here, capsys):
     assert get("digits").phases == "8-4"  # and a rate for each
     assert main(["compare", "digits", "phases=1", "train_limit=100", "test_limit=50", "--vary", "lr=0.1,0.01"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["digits/0.1", "digits/0.01"]
+    place = "digits/train-limit-100_test-limit-50_phases-1"
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in shown] == [f"{place}/lr-0.1", f"{place}/lr-0.01"]
 
 
 def test_a_run_that_fails_is_named_and_the_others_are_shown(here, capsys):
     assert main(["compare", "digits", *SHORT, "phases=3", "--vary", "lr=0.1,1e6"]) == 1
     shown = capsys.readouterr()
-    assert re.search(r"^digits/0\.1 +base +3 +1 +\d", shown.out, re.MULTILINE)
-    assert re.search(r"^digits/1e6 +base +3 +0 of 1 +–", shown.out, re.MULTILINE)
-    failed = r"^digits/1e6/seed-0 failed: the (test )?loss is \w+ after epoch \d: lower lr"
-    assert re.search(failed, shown.err, re.MULTILINE)
+    assert re.search(r"^digits/lr-0\.1 +base +3 +1 +\d", shown.out, re.MULTILINE)
+    assert re.search(r"^digits/lr-1e6 +base +3 +0 of 1 +–", shown.out, re.MULTILINE)
+    failed = r"^digits/lr-1e6/seed-0: failed: the (?:test )?loss is \w+ after epoch \d: lower lr"
+    assert len(re.findall(failed, shown.err, re.MULTILINE)) == 1
 
 
 def test_compare_trains_every_combination_over_all_seeds(here, capsys):
@@ -167,21 +192,65 @@ def test_compare_trains_every_combination_over_all_seeds(here, capsys):
     assert len(recipes_in("runs")) == 8
     found = {(recipe.name, recipe.method, recipe.level, recipe.batch) for recipe in recipes_in("runs")}
     assert found == {
-        ("digits/base/25", "base", None, 25),
-        ("digits/base/50", "base", None, 50),
-        ("digits/split-0.15/25", "split", 0.15, 25),
-        ("digits/split-0.15/50", "split", 0.15, 50),
+        ("digits/base/batch-25", "base", None, 25),
+        ("digits/base/batch-50", "base", None, 50),
+        ("digits/split-0.15/batch-25", "split", 0.15, 25),
+        ("digits/split-0.15/batch-50", "split", 0.15, 50),
     }
     shown = capsys.readouterr().out
-    runs = [RunDir(f"runs/digits/base/25/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
+    runs = [RunDir(f"runs/digits/base/batch-25/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
     mean, deviation = sum(runs) / 2, abs(runs[0] - runs[1]) / 2**0.5
     row = f"{mean:.2f} ± {deviation:.2f} +{min(runs):.2f} +{max(runs):.2f} +–"
-    assert re.search(rf"^digits/base/25 +base +1 +2 +{row}", shown, re.MULTILINE)
+    assert re.search(rf"^digits/base/batch-25 +base +1 +2 +{row}", shown, re.MULTILINE)
     assert len(shown.splitlines()) == 5
-    split = [RunDir(f"runs/digits/split-0.15/50/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
+    split = [RunDir(f"runs/digits/split-0.15/batch-50/seed-{seed}").result()["test_accuracy"] for seed in (0, 1)]
     gains = [ours - base for ours, base in zip(split, runs, strict=True)]
     told = f"{sum(gains) / 2:+.2f} ± {abs(gains[0] - gains[1]) / 2**0.5:.2f}".replace("-", "−")
     assert "minus the first" in shown and told in shown.splitlines()[-1]
+
+
+def test_a_comparison_is_kept_as_json_csv_and_a_picture(here, capsys):
+    pytest.importorskip("matplotlib")
+    files = ["--json", "kept/rows.json", "--csv", "kept/rows.csv", "--plot", "kept/rows.svg"]
+    assert main(["compare", "digits", *SHORT, "seeds=0,1,2", "--vary", "method=base,halves", *files]) == 0
+    shown = capsys.readouterr().out
+    base, halves = json.loads((here / "kept/rows.json").read_text())
+    runs = [RunDir(f"runs/digits/halves/seed-{seed}").result()["test_accuracy"] for seed in range(3)]
+    assert list(halves["test"].values()) == runs and halves["mean"] == pytest.approx(sum(runs) / 3)
+    gains = [ours - theirs for ours, theirs in zip(runs, base["test"].values(), strict=True)]
+    reach = 4.3027 * halves["difference_sd"] / 3**0.5
+    assert halves["difference"] == pytest.approx(sum(gains) / 3) and base["difference"] is None
+    assert [halves["low"], halves["high"]] == pytest.approx(
+        [halves["difference"] - reach, halves["difference"] + reach], abs=1e-3
+    )
+    interval = f"{halves['low']:+.2f} to {halves['high']:+.2f}".replace("-", "−")
+    assert "95 % interval" in shown and interval in shown.splitlines()[2]
+    table = list(csv.DictReader((here / "kept/rows.csv").open()))
+    assert [line["recipe"] for line in table] == ["digits/base", "digits/halves"]
+    assert (
+        float(table[1]["low"]) == halves["low"]
+        and table[0]["low"] == ""
+        and table[1]["test"].split() == list(map(str, runs))
+    )
+    assert (here / "kept/rows.svg").read_text().startswith("<?xml")
+
+
+def test_a_single_seed_has_no_interval(here, capsys):
+    assert main(["compare", "digits", *SHORT, "--vary", "method=base,halves", "--json", "rows.json"]) == 0
+    assert re.search(r"[+−]\d+\.\d\d +– ", capsys.readouterr().out.splitlines()[2])
+    assert [row["low"] for row in json.loads((here / "rows.json").read_text())] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--json", "."], ". is a folder: name a file in it"),
+        (["--plot", "x.gif"], "a picture can be .png, .pdf or .svg, not 'x.gif'"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named_before_the_training(words, sentence, here, capsys):
+    assert main(["compare", "digits", *SHORT, *words]) != 0
+    assert sentence in capsys.readouterr().err and not os.listdir()
 
 
 def test_compare_alone_is_sgd_and_the_two_kinds_of_noise(here, capsys):
@@ -194,8 +263,8 @@ def test_compare_alone_is_sgd_and_the_two_kinds_of_noise(here, capsys):
 def test_variants_are_named_by_what_varies():
     found = variants(get("digits"), ["method=base,both:0.3", "momentum=0"])
     assert [(recipe.name, recipe.method, recipe.level) for recipe in found] == [
-        ("digits/base/0", "base", None),
-        ("digits/both-0.3/0", "both", 0.3),
+        ("digits/base/momentum-0", "base", None),
+        ("digits/both-0.3/momentum-0", "both", 0.3),
     ]
     assert variants(get("digits"), []) == [get("digits")]
 
@@ -206,9 +275,49 @@ def test_a_finished_run_is_shown_again_and_its_folder_is_a_recipe(here, capsys):
     assert main(["train", "digits", *SHORT, "method=both"]) == 0
     shown = capsys.readouterr()
     assert shown.out == first and "digits/seed-0: finished before, test accuracy" in shown.err
-    assert main(["train", "runs/digits/seed-0", *SHORT[4:], "out=again"]) == 0
+    assert main(["train", "runs/digits/seed-0", *SHORT[5:], "out=again"]) == 0
     weights = [(here / out / "digits" / "seed-0" / "weights.safetensors").read_bytes() for out in ("runs", "again")]
     assert weights[0] == weights[1]
+
+
+def test_changed_fields_name_the_folder_so_that_one_out_holds_all_runs(here, capsys):
+    words = [*SHORT[2:], "phases=1"]
+    for rate, seeds in (("0.1", "0"), ("0.05", "0"), ("0.1", "0,1")):
+        assert main(["train", "digits", *words, f"lr={rate}", f"seeds={seeds}"]) == 0
+        shown = capsys.readouterr().err
+    assert len(re.findall("seed-0: finished before", shown)) == 1
+    folders = sorted(str(run.path) for run in find_runs("runs"))
+    of_rate = "runs/digits/train-limit-100_test-limit-50_phases-1_lr-{}/seed-{}".format
+    assert folders == [of_rate("0.05", 0), of_rate("0.1", 0), of_rate("0.1", 1)]
+
+
+def test_a_message_of_a_run_that_fails_is_printed_once(here, capsys):
+    assert main(["train", "digits", *SHORT, "out=x"]) == 0
+    assert main(["train", "digits", *SHORT, "out=x", "batch=25"]) == 1  # under the name of the first
+    assert capsys.readouterr().err.count("holds a run of another recipe") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "digits"),
+        (["lr=0.05,0.01", "seeds=3", "out=x"], "digits/lr-0.05,0.01"),
+        (["--no-augment", "weight-decay=0"], "digits/augment-false_weight-decay-0.0"),
+        (["method=split:0.3"], "digits/split-0.3"),
+        (["method=m-arwp", "settings.share=0.3"], "digits/m-arwp_share-0.3"),
+        (["data=my/folder/", "model=my.module:build"], "digits/model-my.module-build_data-my-folder"),
+        (["lr=0.1,0.01", "name=mine/first"], "mine/first"),
+    ],
+)
+def test_a_changed_recipe_is_named_by_its_changes(words, name):
+    assert read("digits", *words)[0].name == name
+
+
+def test_a_name_that_would_be_too_long_ends_in_a_hash():
+    many = ["phases=1", "lr=0.1", "momentum=0.8", "weight_decay=0.001", "batch=64", "decayed=weights"]
+    found = [read("digits", *many, f"clip={clip}")[0].name for clip in (1, 2, 1)]
+    assert found[0] == found[2] != found[1]
+    assert all(re.fullmatch(r"digits/phases-1_lr-0\.1_[\w.-]+-[0-9a-f]{8}", name) and len(name) == 67 for name in found)
 
 
 def test_a_run_without_a_recipe_is_not_trained_as_another(here, capsys):

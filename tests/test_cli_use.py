@@ -23,8 +23,22 @@ def runs(tmp_path_factory):
     rows = "\n".join(json.dumps({"audio": f"{i}.wav", "text": "yes", "speaker": str(i)}) for i in range(4))
     for part in ("train", "test"):
         (folder / "data" / f"{part}.jsonl").write_text(rows)
-    assert main(["train", "words", *QUICK, "lr=1", f"out={folder}"]) == 0
-    assert main(["train", "utterances", *QUICK, f"data={folder}/data", "batch=2", "lr=0.01", f"out={folder}"]) == 0
+    assert main(["train", "words", "name=words", *QUICK, "lr=1", f"out={folder}"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "utterances",
+                "name=utterances",
+                *QUICK,
+                f"data={folder}/data",
+                "batch=2",
+                "lr=0.01",
+                f"out={folder}",
+            ]
+        )
+        == 0
+    )
     return folder
 
 
@@ -55,7 +69,7 @@ def test_a_text_that_has_changed_is_not_written_from(tmp_path, capsys):
             (data / f"my.{part}.txt").write_text(f"{' '.join(words)}\n" * 30)
 
     write("a", "b", "c")
-    training = ["train", "words", *QUICK, "lr=1", "batch=2", f"data={data}", f"out={tmp_path}"]
+    training = ["train", "words", "name=words", *QUICK, "lr=1", "batch=2", f"data={data}", f"out={tmp_path}"]
     assert main(training) == 0
     assert said(capsys, "sample", run)
     for words, what in ((("a", "c", "b"), "vocabulary"), (("a", "b", "c", "d"), "vocabulary")):
@@ -77,7 +91,7 @@ def test_a_speech_model_listens(runs, capsys, beam):
 
 
 def test_made_up_speech_is_not_in_files(tmp_path, capsys):
-    assert main(["train", "utterances", *QUICK, "lr=0.01", "train_limit=24", f"out={tmp_path}"]) == 0
+    assert main(["train", "utterances", "name=utterances", *QUICK, "lr=0.01", "train_limit=24", f"out={tmp_path}"]) == 0
     assert main(["transcribe", str(tmp_path / "utterances" / "seed-0"), "a.wav"]) == 2
     assert "fake-speech is made up from texts and hears no files" in capsys.readouterr().err
 
@@ -91,7 +105,7 @@ def test_models_of_another_kind_are_refused(runs, capsys):
 
 def test_variants_stay_below_the_recipe_s_name():
     found = variants(get("digits"), ["data=../mine,/their/own", "method=base,split:0.15"])
-    ends = [f"{data}/{method}" for data in ("..-mine", "-their-own") for method in ("base", "split-0.15")]
+    ends = [f"{data}/{method}" for data in ("data-..-mine", "data--their-own") for method in ("base", "split-0.15")]
     assert [recipe.name for recipe in found] == [f"digits/{end}" for end in ends]
 
 

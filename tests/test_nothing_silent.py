@@ -574,3 +574,42 @@ def test_observers_of_quantised_weights_record_the_moved_ones_until_they_look_ag
     with torch.no_grad():
         layer(torch.ones(2, 64))
     assert torch.allclose(layer.weight_fake_quant.calculate_qparams()[0], clean)
+
+
+# --- another optimizer on the same model ------------------------------------------------------------------------------
+
+
+def test_a_second_optimizer_whose_gradients_are_a_sum_is_told():
+    """Its first step shows which parameters it has; from the next batch on the points see what comes to them."""
+    x, y = vectors(dtype=torch.float32)
+    model = mlp(torch.float32)
+    opt, head = SSGD(SGD(model[0].parameters(), lr=0.1), 0.2), SGD(model[2].parameters(), lr=0.1)
+
+    def step():
+        for point in opt.points():
+            with point:
+                F.cross_entropy(model(x), y).backward()
+        for one in (opt, head):
+            one.step()
+            one.zero_grad()
+
+    step()
+    with pytest.warns(UserWarning, match=r"their sum, not their mean: pass model="):
+        step()
+
+
+def test_other_optimizers_are_not_told_where_their_gradients_are_right():
+    x, y = vectors(dtype=torch.float32)
+    model, other = mlp(torch.float32), mlp(torch.float32)
+    opt, head = SSGD(SGD(model[0].parameters(), lr=0.1), 0.2, model=model), SGD(model[2].parameters(), lr=0.1)
+    apart = SGD(other.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            for point in opt.points():
+                with point:
+                    F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(other(x), y).backward()
+            for one in (opt, head, apart):
+                one.step()
+                one.zero_grad()

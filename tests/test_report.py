@@ -23,6 +23,7 @@ from ssgd.lab.report.answers import counted, gains_of_the_paper
 from ssgd.lab.report.charts import WHOLE_SPECTRUM, charts_of, learning_curves, section
 from ssgd.lab.report.measured import Measured, read_measured
 from ssgd.lab.report.outcomes import Judge, tally
+from ssgd.lab.report.own import own_runs
 from ssgd.lab.report.page import render, show
 from ssgd.lab.report.verdicts import (
     ABOVE,
@@ -538,12 +539,44 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert main(["report", "--results", str(tmp_path / "results"), "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"written: {out} (1 runs, 1 smoke tests left out)\n"
     assert main(["report", "--results", str(tmp_path / "nowhere")]) == 1
-    assert "there is no folder" in capsys.readouterr().err
+    assert f"there is no {tmp_path}" in capsys.readouterr().err
     assert main(["report", "--results", str(tmp_path / "results"), "--out", str(tmp_path)]) == 1
     assert f"{tmp_path} is a folder: name a file in it, --out {tmp_path}/report.html" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["report", "--results", str(tmp_path / "results"), "--out", str(out)]) == 1
     assert "pip install 'ssgd[report]'" in capsys.readouterr().err
+
+
+def test_runs_of_ones_own_stand_on_the_page(tmp_path):
+    """First where nothing of the paper was run, else last; each beside its base."""
+    mine = [
+        row(
+            "digits",
+            seed,
+            {"method": method, "level": level, "name": f"digits/{method}"},
+            test_accuracy=90.0 + gain + seed,
+        )
+        for method, level, gain in (("base", None, 0), ("both", 0.3, 2))
+        for seed in (0, 1)
+    ]
+    failed = row("digits", 2, {"lr": (9.0, 9.0), "name": "<b>high</b>"}, diverged="the loss is nan")
+    del failed["test_accuracy"]
+    write_rows(tmp_path / "my.jsonl", [*mine, failed])
+    found = own_runs(Results(tmp_path / "my.jsonl"))
+    assert [(o.name, o.method, o.what, o.sample and o.sample.mean) for o in found] == [
+        ("digits/base", "base", "accuracy, %", 90.5),
+        ("digits/both", "both(0.3)", "accuracy, %", 92.5),
+        ("<b>high</b>", "base", "", None),
+    ]
+    assert found[0].difference is None and found[1].difference.mean == 2 and found[2].diverged == (2,)
+    page = page_of(tmp_path / "my.jsonl", tmp_path)
+    assert page.index(">Your runs<") < page.index(">The paper<") and "&lt;b&gt;high&lt;/b&gt;" in page
+    assert re.search(r"digits/both.*?92.50 ± 0.71.*?\+2.00 ± 0.00.*?\+2.00 to \+2.00", page, re.DOTALL)
+    write_rows(tmp_path / "paper.jsonl", [row("fig3/all/0.29")])
+    page = page_of(tmp_path, tmp_path)
+    assert page.index(">Other runs<") > page.index(">The paper<") and "Your runs" not in page
+    (tmp_path / "my.jsonl").unlink()
+    assert "Other runs" not in page_of(tmp_path, tmp_path)
 
 
 def test_the_rule_is_on_the_page(tmp_path):

@@ -31,7 +31,7 @@ from .test_files import make_read_only, small_disk
 
 NOISY = ["digits", "phases=7S-7(split:0.3)", "method=both:0.3", "train_limit=500"]  # an epoch has 10 steps
 DROPPED = ["digits", "phases=4-3", "method=dropout:0.3", "train_limit=500"]
-QUIET = ["device=cpu", "progress=false"]
+QUIET = ["name=digits", "device=cpu", "progress=false"]
 
 unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and Unix signals")
 
@@ -431,7 +431,7 @@ def test_a_full_disk_loses_nothing_saved_and_the_run_goes_on_when_there_is_room(
 
 def test_a_read_only_disk_is_named_and_a_finished_run_is_read_from_it(tmp_path, monkeypatch, capsys):
     with small_disk(tmp_path / "disk", "size=4m") as disk:
-        cut, done = (["digits", f"name={name}", "phases=1", "lr=0.1", *QUIET, f"out={disk}"] for name in "ab")
+        cut, done = (["digits", "phases=1", "lr=0.1", *QUIET, f"name={name}", f"out={disk}"] for name in "ab")
         assert ssgd(["train", *done]) == 0
         signalled(5, 1, monkeypatch)
         assert ssgd(["train", *cut]) == 130

@@ -63,7 +63,8 @@ def test_a_comparison_as_it_is_typed(here):
     assert found.returncode == 0, found.stderr
     rows = [line.split()[:4] for line in found.stdout.splitlines()[1:]]
     methods = [("base", "base", "1"), ("both", "both(0.29)", "2"), ("split", "split(0.15)", "1")]
-    assert rows == [[f"folder/my.module.build/{name}", label, passes, "2"] for name, label, passes in methods]
+    place = "folder/my.module.build/image-size-16_phases-1"
+    assert rows == [[f"{place}/{name}", label, passes, "2"] for name, label, passes in methods]
     assert len(list(find_runs("runs"))) == 6
 
 

@@ -332,7 +332,9 @@ def test_memory_that_runs_out_on_one_rank_ends_the_job(tmp_path: Path) -> None:
 
 def torchrun(recipe: Recipe, out: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], float]:
     """Trains with two processes as a user would; what came of it, and the seconds it took."""
-    changes = [f"{key}={spelt(getattr(recipe, key))}" for key in recipe.differences(experiments.get("digits"))]
+    changes = [
+        f"{key}={spelt(getattr(recipe, key))}" for key in {"name": "", **recipe.differences(experiments.get("digits"))}
+    ]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
     markers = out / "markers"
     markers.mkdir(parents=True, exist_ok=True)

@@ -189,8 +189,14 @@ def empty_figure(width: float, height: float) -> Figure:
 def saved(figure: Figure, path: str | Path | None) -> Figure:
     """Returns the figure, and writes it as a .png, .pdf or .svg file where a path is given."""
     if path is not None:
-        kind = Path(path).suffix[1:]
-        if kind not in ("png", "pdf", "svg"):
-            raise ValueError(f"a picture can be .png, .pdf or .svg, not {str(path)!r}")
+        kind = check_ending(path)
         write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=200))
     return figure
+
+
+def check_ending(path: str | Path) -> str:
+    """Returns the kind of picture that a file's name asks for: png, pdf or svg."""
+    kind = Path(path).suffix[1:]
+    if kind not in ("png", "pdf", "svg"):
+        raise ValueError(f"a picture can be .png, .pdf or .svg, not {str(path)!r}")
+    return kind

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 from itertools import product
+from pathlib import Path
 
 from ..lab.experiments.custom import METHODS
 from ..lab.train.recipe import Recipe
-from .fields import add_fields, chosen, prepared, value_of
+from .comparison import WRITERS, Row, check_places
+from .fields import add_fields, chosen, in_name, prepared, short, value_of
 from .training import show
 
 __all__ = ["KEPT", "add_arguments", "prepared", "run"]
@@ -24,6 +26,13 @@ KEPT = "the last checkpoint"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vary", action="append", default=[], metavar="KEY=A,B,…", help="A field and the values to compare."
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="Writes the table and the figure of each seed as JSON."
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="Writes the table as CSV.")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="Draws the differences to the first, as .png, .pdf or .svg."
     )
     add_fields(parser)
 
@@ -35,8 +44,17 @@ def run(options: argparse.Namespace) -> int:
     # lr and phases must fit each other before anything is varied
     first = [change.partition(",")[0] for change in vary if change.partition("=")[0] in ("lr", "phases")]
     options.changes += [change for change in first if change.partition("=")[2]]
-    recipe, execution = chosen(options, "ssgd compare")
-    return show(variants(recipe, vary), execution)
+    recipe, execution = chosen(options, "ssgd compare", [change.partition("=")[0].replace("-", "_") for change in vary])
+    files = {what: getattr(options, what) for what in WRITERS}
+    check_places(**files)
+
+    def keep(rows: list[Row]) -> None:
+        for what, path in files.items():
+            if path is not None:
+                WRITERS[what](rows, path)
+                print(f"written: {path}")
+
+    return show(variants(recipe, vary), execution, keep)
 
 
 def variants(recipe: Recipe, vary: list[str]) -> list[Recipe]:
@@ -51,8 +69,8 @@ def variants(recipe: Recipe, vary: list[str]) -> list[Recipe]:
         choices.append([f"{key}={value}" for value in values.split(",")])
     found: list[Recipe] = []
     for combination in product(*choices):
-        varied = [text.partition("=")[2].replace(":", "-").replace("/", "-") for text in combination]
-        name = "/".join([recipe.name, *varied])
+        varied = [text.partition("=")[::2] for text in combination]
+        name = "/".join([recipe.name, *(short(in_name(key, value)) for key, value in varied)])
         if any(name == other.name for other in found):
             raise ValueError(f"--vary makes {name} twice: give each value once")
         found.append(recipe.with_changes([*combination, f"name={name}"]))

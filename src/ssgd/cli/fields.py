@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import re
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from ..core.checks import did_you_mean
@@ -18,6 +20,7 @@ from ..methods import METHODS
 
 USAGE = "ssgd {} [RECIPE] [key=value | --key value …]"
 WORDS = "key=value works as well as --key value, and --no-key as key=no. method=split:0.15 gives name and level."
+LONGEST = 60  # characters of a folder's name
 GROUPS = {"the recipe, which decides the result": Recipe, "the execution, which does not": Execution}
 
 
@@ -30,7 +33,7 @@ def prepared(words: Sequence[str]) -> list[str]:
         if word.startswith("--") or (equals and not word.startswith("-") and not is_value):
             key = "--" + key.removeprefix("--").replace("_", "-")
         found.append(f"{key}{equals}{value}")
-    return found
+    return sorted(found, key=lambda word: word in ("-h", "--help"))  # the help knows all other words
 
 
 def add_fields(
@@ -72,9 +75,13 @@ def add_fields(
                 group.add_argument(option, action=_Change, nargs=nargs, metavar=choices or one.name.upper(), help=help)
 
 
-def chosen(options: argparse.Namespace, program: str) -> tuple[Recipe, Execution]:
-    """The recipe and the execution that the words say. Without a name they must give a model and a folder of images."""
-    recipe = _custom(options, program) if options.recipe is None else recipe_of(options.recipe)
+def chosen(options: argparse.Namespace, program: str, varied: Sequence[str] = ()) -> tuple[Recipe, Execution]:
+    """The recipe and the execution that the words say. Without a name they must give a model and a folder of images.
+
+    A recipe with changed fields is named by them, unless ``name`` is given. The fields in ``varied`` are left out: what
+    follows sets them.
+    """
+    begun_with = recipe = _custom(options, program) if options.recipe is None else recipe_of(options.recipe)
     if options.left:
         raise ValueError(f"cannot use {options.left[0].removeprefix('--')!r}: {_advice(options, program)}")
     about_execution = {field.name for field in fields(Execution)}
@@ -85,7 +92,39 @@ def chosen(options: argparse.Namespace, program: str) -> tuple[Recipe, Execution
         from ..lab.experiments import custom
 
         custom.check(recipe)
+    if value_of(options, "name") is None:
+        recipe = replace(recipe, name=name_with_changes(recipe, begun_with, varied))
     return recipe, execution
+
+
+def name_with_changes(recipe: Recipe, begun_with: Recipe, varied: Sequence[str] = ()) -> str:
+    """The name that the recipe began with, and what was changed: ``digits/split-0.15_lr-0.1``.
+
+    So runs of different recipes have different folders, and the same recipe finds its own again.
+    """
+    parts = []
+    for key in recipe.differences(begun_with):
+        value = getattr(recipe, key)
+        if key in ("name", "seeds", *varied) or (key == "level" and recipe.method != begun_with.method):
+            continue
+        if key == "settings":
+            parts += [in_name(inner, str(one)) for inner, one in value.items() if begun_with.settings.get(inner) != one]
+        elif key == "method" and recipe.level is not None:
+            parts.append(in_name(key, f"{value}:{recipe.level}"))
+        else:
+            parts.append(in_name(key, as_text(value)))
+    return f"{begun_with.name}/{short('_'.join(parts))}" if parts else begun_with.name
+
+
+def in_name(key: str, text: str) -> str:
+    """A field and its value as they stand in a name: ``lr-0.1``. A method stands for itself: ``split-0.15``."""
+    words = text if key == "method" else f"{key.replace('_', '-')}-{text.rstrip('/')}"
+    return re.sub(r"[^\w.,+-]+", "-", words)
+
+
+def short(name: str) -> str:
+    """A part of a name, which ends in a hash of itself where it would be too long."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _advice(options: argparse.Namespace, program: str) -> str:
@@ -142,6 +181,11 @@ class _Help(argparse.Action):
         for action in parser._actions:
             if not isinstance(action, _Help | _Change) and action.dest != "recipe":
                 shown._add_action(action)
-        add_fields(shown, recipe_of(options.recipe) if options.recipe else None)
+        own = options.recipe is None and value_of(options, "model") and value_of(options, "data")
+        try:
+            recipe = _custom(options, parser.prog) if own else recipe_of(options.recipe) if options.recipe else None
+        except (ValueError, OSError) as problem:
+            parser.error(str(problem))
+        add_fields(shown, recipe)
         shown.print_help()
         parser.exit()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..lab.train.engine import Listener
+from ..lab.train.engine import Listener, explain
 from ..lab.train.job import Job
 from ..lab.train.kinds import figure_in_words
 
@@ -26,7 +26,6 @@ class Progress(Listener):
         self.shown = shown
         self._bar: Any = None  # from the first run on that begins
         self._tqdm = _tqdm() if shown and sys.stderr is not None and sys.stderr.isatty() else None
-        self._epochs: dict[str, int] = {}
         self._to_come: dict[str, float] = {}
         self._waiting: dict[str, float] = {}  # the passes of runs that have not begun
         self._known = self._a_pass = 0.0  # samples: of runs that have begun, and of one pass over the data
@@ -54,7 +53,6 @@ class Progress(Listener):
         elif job.run is not None:
             if job.run.position:
                 self._say_of(job, f"goes on in epoch {job.run.epoch + 1} of {job.run.schedule.epochs}")
-            self._epochs[job.label] = len(job.run.history)
             unit = f" {job.run.kind.samples}"
             if self._bar is None and self._tqdm is not None and self._first:
                 self._bar = self._tqdm(
@@ -86,19 +84,8 @@ class Progress(Listener):
         if self._bar is not None:
             self._bar.update(samples)
             self._to_come[job.label] -= samples
-        if job.last is not None and job.last["epoch"] > self._epochs[job.label]:
-            self._epochs[job.label] = job.last["epoch"]
-            self._show_epoch(job, job.last)
 
-    def end(self, job: Job) -> None:
-        if job.failure is not None:
-            self._say_of(job, f"failed: {job.failure}")
-        elif job.result is not None:
-            train = figure_in_words(job.result, "train")
-            also = f", training {train}" if train else ""
-            self._say_of(job, f"test {figure_in_words(job.result)}{also} (last epoch, clean weights)")
-
-    def _show_epoch(self, job: Job, row: dict[str, Any]) -> None:
+    def epoch(self, job: Job, row: dict[str, Any]) -> None:
         test = f", test {figure_in_words(row)}" if figure_in_words(row) else ""
         right = f", {row['accuracy']:.1f} %" if "accuracy" in row else ""
         text = f"epoch {row['epoch']}: loss {row['loss']:.3f}{right}{test}"
@@ -106,6 +93,14 @@ class Progress(Listener):
             self._bar.set_postfix_str(f"{job.label} {text}", refresh=False)
         elif self.shown:
             self._say_of(job, text)
+
+    def end(self, job: Job) -> None:
+        if job.failure is not None:
+            self._say_of(job, f"failed: {explain(job.failure)}")
+        elif job.result is not None:
+            train = figure_in_words(job.result, "train")
+            also = f", training {train}" if train else ""
+            self._say_of(job, f"test {figure_in_words(job.result)}{also} (last epoch, clean weights)")
 
     def _say_of(self, job: Job, text: str) -> None:
         if job.ranks.first:

@@ -1,4 +1,4 @@
-"""One HTML page of the results: every table and figure of the paper, ours beside it."""
+"""One HTML page of the results: every table and figure of the paper, ours beside it, and runs of your own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--results", type=Path, default=Path("results"), help="The folder of the rows (default: results)."
+        "--results",
+        type=Path,
+        default=Path("results"),
+        help="The folder of the rows, or one file of them (default: results).",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report.html"), help="The file of the page (default: report.html)."

@@ -31,6 +31,11 @@ EARLY = "the forward pass ran before its point was entered, at other weights: ru
 NO_GRAD = "there are no gradients under torch.no_grad() or inference_mode(): take the points outside of it"
 IN_ANOTHER = "another optimizer is inside a point and averages the same gradients: leave out model= of both optimizers"
 MODE = "the model went from train() to eval(), or back, inside a point: evaluate at clean weights, after the last point"
+STRANGERS = (
+    "another optimizer updates parameters whose gradients came at several points and are their sum, not their mean: "
+    "pass model=... to the optimizer that takes the points, which then averages the gradients of the whole model"
+)
+
 UNDONE = (
     "something wrote to the weights inside a point, such as a layer that sets them from its first batch, "
     "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write outside the "
@@ -113,6 +118,11 @@ class Stage(Enum):
 _inside: dict[int, weakref.ref[Passes]] = {}  # the batches that are inside a point, of whatever optimizer
 
 
+def _gradients_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """The place and the version of each gradient, which show whether a backward() has added to it."""
+    return [(0, 0) if p.grad is None else (id(p.grad), version_of(p.grad)) for p in parameters]
+
+
 def _was_made(loss: object, since: int, until: int) -> bool:
     """Whether autograd met the loss, or one of the operations right before it, between these two places."""
     node: Any = getattr(loss, "grad_fn", None)
@@ -134,6 +144,7 @@ class Passes:
         model: nn.Module | None,
         statistics: RunningStatistics,
         same_rng: bool,
+        strangers: Sequence[Tensor] = (),  # that another optimizer updates, in a model that is not known
     ) -> None:
         self.route = route
         self.stage = Stage.READY
@@ -147,6 +158,8 @@ class Passes:
         self._left = _get_sequence_nr()  # where autograd had come when the last point was left
         self._statistics = statistics
         self._same_rng = same_rng
+        self._strangers = strangers
+        self._strange_passes = 0  # in how many points a gradient of theirs came
         self._ddp = unwrap_ddp(model)
         self._sharded = sharded_modules(model)  # found once: a large model takes long to go through
         self._weights = route.moving
@@ -186,6 +199,7 @@ class Passes:
             self._written = self._weights.writes() if self._weights is not None else ()
             self._trains = self._model is not None and self._model.training
             self._entered = _get_sequence_nr()
+            self._strange = _gradients_of(self._strangers)
             if self._same_rng:
                 self._repeat_random_state(point.index)
             if self._ddp is None or self.route.reduce_every_pass:
@@ -216,8 +230,11 @@ class Passes:
             self._statistics.after(point.index, len(self.points))
             self._left = _get_sequence_nr()
             last = point is self.points[-1]
+            self._strange_passes += self._strange != _gradients_of(self._strangers)
             if last:
                 self._check_arrival()
+                if self._strange_passes > 1:
+                    warnings.warn(STRANGERS, stacklevel=3)
                 self._watched = next(((p, version_of(p)) for p in self._parameters if p.grad is not None), None)
                 self.route.release()
             self.done += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Real
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import random_state
 from .batchnorm import RunningStatistics, check_policy
@@ -22,6 +24,24 @@ from .passes import LATE, NOTHING, Passes, Point, Route, Stage
 from .weights import Level, NoisyWeights
 
 Loss = Tensor | float
+
+
+_others_that_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # neither ours nor inside one of ours
+
+
+def _note_step(opt: Optimizer, *_: object) -> None:
+    if not isinstance(opt, PointOptimizer) and "_wrapped_by" not in opt.__dict__:
+        _others_that_stepped.add(opt)
+
+
+def _strangers(own: Sequence[Tensor]) -> list[Tensor]:
+    """The parameters that other optimizers have updated."""
+    known = set(map(id, own))
+    groups = [group for opt in _others_that_stepped if "_wrapped_by" not in opt.__dict__ for group in opt.param_groups]
+    return [p for group in groups for p in group["params"] if id(p) not in known]
+
+
+register_optimizer_step_post_hook(_note_step)
 
 
 class Rule:
@@ -427,7 +447,8 @@ class PointOptimizer(Optimizer):
             own = {id(p) for p in parameters}
             others = [p for p in self.model.parameters() if id(p) not in own]
         statistics = RunningStatistics(self.model, self.bn_stats if moving else "both")
-        self._passes = Passes(route, parameters, others, self.model, statistics, self.rng == "same")
+        strangers = _strangers(parameters) if self.model is None and _others_that_stepped else []
+        self._passes = Passes(route, parameters, others, self.model, statistics, self.rng == "same", strangers)
         self._batch += 1
         return self._passes
 

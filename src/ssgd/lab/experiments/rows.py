@@ -51,6 +51,10 @@ class Row(dict[str, Any]):
         return int(self["seed"])
 
     @property
+    def recipe(self) -> Recipe:
+        return Recipe.from_json(self["recipe"])
+
+    @property
     def diverged(self) -> bool:
         """Whether the loss became nan or infinite; the row has no figures then."""
         return "diverged" in self
@@ -133,7 +137,7 @@ class Results:
         self.take(row)
 
     def _read_all(self) -> None:
-        for file in sorted(self.folder.glob("*.jsonl")):
+        for file in [self.folder] if self.folder.is_file() else sorted(self.folder.glob("*.jsonl")):
             for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
                 try:
                     if line.strip():

@@ -15,6 +15,7 @@ from .answers import answer, counted, gains_of_the_paper
 from .charts import SPECTRA, Chart, charts_of, spectrum_outcomes, surface_of
 from .measured import Measured, read_measured
 from .outcomes import Judge, Outcome, compared, tally
+from .own import own_runs
 from .verdicts import NOT_RUN, RULE, rates
 from .wording import number, signed, spread
 
@@ -75,10 +76,10 @@ class Shown:
 
 
 def write(results: str | Path, out: str | Path) -> str:
-    """The page of a folder of results, at ``out``; what was read, in a sentence."""
+    """The page of a folder of results, or of one file of rows, at ``out``; what was read, in a sentence."""
     results, out = Path(results), Path(out)
-    if not results.is_dir():
-        raise FileNotFoundError(f"there is no folder {results}: name the one that holds the rows, --results results")
+    if not results.exists():
+        raise FileNotFoundError(f"there is no {results}: name a folder or a file that holds rows, --results results")
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name a file in it, --out {out / 'report.html'}")
     rows = Results(results)
@@ -113,6 +114,8 @@ def render(results: Results, measured: Measured) -> str:
     page: str = environment.get_template("page.html").render(
         shown=shown,
         questions=asked,
+        own=own_runs(results),
+        any_of_cells=any(s.run for s in every),
         summary=summary,
         counted=counted(found),
         compared=gains_of_the_paper(found),

@@ -67,6 +67,9 @@ class Listener:
     def passed(self, job: Job, samples: float) -> None:
         """A job has passed so many samples forward and backward."""
 
+    def epoch(self, job: Job, row: dict[str, Any]) -> None:
+        """A job has ended an epoch, with these metrics."""
+
     def end(self, job: Job) -> None:
         """A job has a result, or a failure."""
 
@@ -162,10 +165,13 @@ def drive(
                     live.append(job)
             for job in list(live):
                 with alone(job, among_others=len(live) > 1):
+                    before = job.last
                     job.stop_asked = job.stop_asked or stop() is not None
                     with listener.step(job), told_apart(stop):
                         samples = job.advance()
                     listener.passed(job, samples)
+                    if job.last is not None and job.last is not before:
+                        listener.epoch(job, job.last)
                 if job.over:
                     live.remove(job)
                     listener.end(job)
