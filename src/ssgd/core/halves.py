@@ -50,7 +50,9 @@ def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]]:
     Tensors are cut along their first dimension. A list or tuple of B entries is cut between them, but for a tuple at
     the top, which holds arguments, and for tuples of numbers, which are sizes. Containers keep their type.
     """
-    size = batch_size(batch)
+    plain = type(batch) is tuple and {type(part) for part in batch} == {Tensor}
+    sizes = {part.shape[:1] for part in batch} if plain else set()
+    size = batch[0].shape[0] if len(sizes) == 1 and batch[0].dim() else batch_size(batch)
     if size < 2:
         raise ValueError("split() needs at least two samples, one for each sign; drop the last batch or use points()")
     one, other = _cut(batch, size, top=isinstance(batch, tuple))

@@ -199,7 +199,8 @@ class Passes:
             self._written = self._weights.writes() if self._weights is not None else ()
             self._trains = self._model is not None and self._model.training
             self._entered = _get_sequence_nr()
-            self._strange = _gradients_of(self._strangers)
+            if self._strangers:
+                self._strange = _gradients_of(self._strangers)
             if self._same_rng:
                 self._repeat_random_state(point.index)
             if self._ddp is None or self.route.reduce_every_pass:
@@ -219,7 +220,7 @@ class Passes:
             self._warn_of_writes()
             if self._model is not None and self._model.training != self._trains:
                 warnings.warn(MODE, stacklevel=3)
-            if point.sign and _was_made(point.loss, self._left, self._entered):
+            if point.sign and point.loss is not None and _was_made(point.loss, self._left, self._entered):
                 warnings.warn(EARLY, stacklevel=3)
             if self._weights is not None:
                 self._weights.restore()
@@ -230,7 +231,8 @@ class Passes:
             self._statistics.after(point.index, len(self.points))
             self._left = _get_sequence_nr()
             last = point is self.points[-1]
-            self._strange_passes += self._strange != _gradients_of(self._strangers)
+            if self._strangers:
+                self._strange_passes += self._strange != _gradients_of(self._strangers)
             if last:
                 self._check_arrival()
                 if self._strange_passes > 1:
