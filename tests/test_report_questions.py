@@ -13,7 +13,7 @@ from ssgd.lab.report.outcomes import Judge
 from ssgd.lab.report.page import show
 from tests.report_rows import known, page_of, row, run, write_results
 
-OURS = ("baseline", "split", "noise_units", "ablations", "equal_cost", "tune", "front", "other_tasks")
+OURS = ("baseline", "split", "noise_units", "ablations", "equal_cost", "tune", "front", "tolerance", "other_tasks")
 
 
 def lines(name, *rows):

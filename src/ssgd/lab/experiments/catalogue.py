@@ -39,6 +39,7 @@ _makers: dict[str, Callable[[], Experiment]] = {  # in the paper's order, then o
     "equal_cost": questions.equal_cost,
     "tune": questions.tune,
     "front": questions.front,
+    "tolerance": questions.tolerance,
     "other_tasks": questions.other_tasks,
 }
 EXPERIMENTS = {name: cache(make) for name, make in _makers.items()}

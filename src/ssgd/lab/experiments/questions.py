@@ -64,11 +64,24 @@ FRONT: dict[str, tuple[float | None, ...]] = {
     "split": (0.15, 0.25, 0.4),
     "one-sided": (0.15, 0.25, 0.4),
     "one-sided-halves": (0.15, 0.25, 0.4),
+    "one-pass-batch": (0.05, 0.1, 0.15, 0.25),
     "both": (0.17, 0.29, 0.5),
     "sam": (0.05, 0.1, 0.2),
     "asam": (0.5, 1.0, 2.0),
     "dropconnect": (None,),
 }
+TOLERANT: dict[str, tuple[float | None, ...]] = {  # front's largest levels at 0.5 and at 2 points below the base
+    "base": (None,),
+    "halves": (None,),
+    "one-sided": (0.25, 0.4),
+    "one-sided-halves": (0.15, 0.4),
+    "split": (0.25, 0.4),
+    "one-pass-batch": (0.1, 0.15),  # of which the front has no run yet
+    "both": (0.29, 0.5),
+    "sam": (0.05, 0.2),
+    "asam": (0.5, 2.0),
+}
+NOISY = ("split", "one-pass-batch", "both", "one-sided", "one-sided-halves")
 HELD_OUT = 5000
 NETS: dict[str, dict[str, Any]] = {  # of ablations
     "A": {},
@@ -279,9 +292,9 @@ def front() -> Experiment:
     for label, levels in FRONT.items():
         method, _, decay = label.partition("-decay-")
         for level in levels:
-            noisy = method in ("split", "both", "one-sided", "one-sided-halves")
+            noisy = method in NOISY
             value = float(decay) if decay else CIFAR["weight_decay"]
-            fields = {"distribution": "sphere", "held_out": HELD_OUT, "weight_decay": value}
+            fields = {"distribution": "sphere", "held_out": HELD_OUT, "weight_decay": value, "tolerance": True}
             column = protocol("resnet20", "cifar100", value)
             cell = Cell(
                 f"front/cifar100/resnet20/{labelled(label, level)}",
@@ -296,6 +309,24 @@ def front() -> Experiment:
         "What does a level cost, and what does it bring? Each method at several levels, on training images held out."
     )
     return Experiment("front", "The front", about, tuple(known.values()))
+
+
+def tolerance() -> Experiment:
+    """Levels and ρ were chosen on the front; every row has the figures of the damaged weights."""
+    known: dict[str, Cell] = {}
+    for method, levels in TOLERANT.items():
+        for level in levels:
+            fields = {"distribution": "sphere", "tolerance": True, "seeds": (6, 7, 8, 9, 10)}
+            known[labelled(method, level)] = Cell(
+                f"tolerance/cifar100/resnet20/{labelled(method, level)}",
+                partial(cifar, "cifar100", "resnet20", method, level, evaluate_every=5, **fields),
+                told(method, level, also="sphere" if method in NOISY else ""),
+                protocol("resnet20", "cifar100", CIFAR["weight_decay"]),
+                base=known.get("base"),
+                control=known["halves"] if method == "split" else None,
+            )
+    about = "What does a net bear, and thanks to what? Levels chosen on the front, judged with seeds it has not seen."
+    return Experiment("tolerance", "Tolerance", about, tuple(known.values()))
 
 
 TASKS: dict[str, tuple[float, float, tuple[int, ...]]] = {  # the levels of both and of split, and the seeds
