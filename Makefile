@@ -7,7 +7,7 @@ PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 .PHONY: help demo test fuzz test-browser lint bench report docs clean
 
 help:
-	@echo "make demo   SGD against S-SGD on a toy, in a minute or two: a table and demo.png"
+	@echo "make demo   SGD against S-SGD on a toy, in two minutes: two tables and demo.png"
 	@echo "make test   the tests"
 	@echo "make fuzz   20,000 random sequences of calls against an oracle, or as many as SSGD_FUZZ says"
 	@echo "make test-browser  the page of results in Chromium, which it installs on Debian"

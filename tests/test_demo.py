@@ -2,6 +2,7 @@
 
 import builtins
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ import torch
 from ssgd import demo
 
 SMALL = ["--seeds", "1", "--epochs", "2", "--train-images", "40"]
+
+
+@pytest.fixture(autouse=True)
+def small_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "DAMAGED_SETTING", replace(demo.DAMAGED_SETTING, train_images=100, epochs=1))
 
 
 def test_table_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,8 +36,17 @@ def test_table_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (run,) = record["runs"][method.name]
         assert [epoch for epoch, _ in run["curve"]] == list(range(1, 2 * method.epochs + 1))
         assert run["test"] == run["curve"][-1][1]
-        (line,) = [line for line in printed.splitlines() if line.startswith(f"{method.name}  ")]
-        assert f"{run['test']:.2f}" in line
+        assert f"{run['test']:.2f}" in lines_of(method, printed)[0]
+    assert "0.7, as it is  0.7, recalibrated" in printed
+    for method in demo.DAMAGED:
+        (figures,) = record["tolerance"][method.name]
+        found = figures["none"]["0"], figures["noise"]["0.4"], figures["noise"]["0.7"]
+        shown = [f"{100 - error:.1f}" for columns in found for error in columns["error"]]
+        assert lines_of(method, printed)[-1].removeprefix(method.name).split() == [str(method.passes), *shown]
+
+
+def lines_of(method: demo.Method, printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if line.startswith(f"{method.name}  ")]
 
 
 def test_table_without_matplotlib_and_tqdm(
@@ -54,19 +69,24 @@ def test_table_without_matplotlib_and_tqdm(
 
 
 def test_methods_share_data_and_initialisation() -> None:
-    options = demo.parse([*SMALL, "--noise", "0"])
-    sgd, _, both, split = (demo.train(method, 0, options)[0] for method in demo.METHODS)
-    assert sgd.curve == both.curve == split.curve  # without noise all three are SGD
+    setting = demo.Setting(train_images=40, epochs=2, noise=0)
+    methods = [method for method in {*demo.METHODS, *demo.DAMAGED} if method.epochs == 1]
+    first, *others = (demo.train(method, 0, setting)[0].curve for method in methods)
+    assert len(others) == 4 and all(curve == first for curve in others)  # without noise all of them are SGD
 
 
 def test_processes_change_nothing() -> None:
-    small = ["--seeds", "2", "--epochs", "1", "--train-images", "40"]
-    alone, together = (list(demo.trained(demo.parse([*small, "--processes", count]))) for count in "12")
-    assert len(alone) == 2 * len(demo.METHODS)
-    for (method, run, model), (same_method, same_run, same_model) in zip(alone, together, strict=True):
-        assert same_method == method and (same_run.seed, same_run.curve) == (run.seed, run.curve)
-        weights = same_model.state_dict()
-        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    todo = demo.jobs(demo.parse(["--seeds", "1", "--epochs", "1", "--train-images", "40"]))
+    assert len(todo) == len(demo.METHODS) + len(demo.DAMAGED)
+    for (job, result), (same_job, same) in zip(demo.done(todo, 1), demo.done(todo, 2), strict=True):
+        assert job == same_job
+        if job[0] is demo.damage:
+            assert same.digest == result.digest and same.figures() == result.figures()
+        else:
+            (run, model), (same_run, same_model) = result, same
+            assert (same_run.seed, same_run.curve) == (run.seed, run.curve)
+            weights = same_model.state_dict()
+            assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("wrong", [["--processes", "0"], ["--seeds", "0"], ["--epochs", "0"], ["--train-images", "19"]])

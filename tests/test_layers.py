@@ -32,7 +32,7 @@ BELOW = {  # the library's rooms, which know nothing of the laboratory, and the 
     "integrations": {"core", "optimizer"},
     "jax": {"core"},
     "lab": LIBRARY,
-    "demo": {"core", "optimizer", "analysis", "lab"},
+    "demo": {"core", "optimizer", "methods", "analysis", "lab"},
 }
 IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of ALONE
     "columns": set(),
