@@ -197,8 +197,8 @@ def test_at_zero_they_are_their_base(wrap):
 @pytest.mark.parametrize("wrap", BOTH)
 def test_they_train_with_batch_norm_and_refuse_split(wrap):
     model, (x, y) = convnet(), images()
-    opt = wrap(SGD(model.parameters(), lr=0.1, momentum=0.9), model=model, bn_stats="once")
     model(x)
+    opt = wrap(SGD(model.parameters(), lr=0.1, momentum=0.9), model=model, bn_stats="once")
     for step in range(1, 4):
         taken(opt, model, x, y)
         assert model[1].num_batches_tracked == step + 1

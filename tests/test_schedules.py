@@ -50,7 +50,7 @@ def test_resume():
     opt, schedule = make(linear(0.0, 1.0, 4))
     schedule.step()
     schedule.step()
-    other_opt, other = make(linear(0.0, 1.0, 4), noise=9.0)
+    other_opt, other = make(linear(0.0, 1.0, 4), noise=0.9)
     other.load_state_dict(schedule.state_dict())
     assert other_opt.param_groups[0]["noise"] == opt.param_groups[0]["noise"] == pytest.approx(0.2)
 

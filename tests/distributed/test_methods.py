@@ -86,6 +86,7 @@ def under_ddp(rank: int, name: str) -> int:
 
 # --- the perturbation acts ------------------------------------------------------------------------------------------
 
+IN_ONE_PASS = ("one-pass", "one-pass-batch")  # no weight moves there: see test_one_pass.py
 WHOLE_WEIGHTS = ("mirror", "swa", "ema")  # methods that FSDP2 refuses
 STAYS = ("base", "base-2x", "sgdr", "halves", "swa", "ema")
 STARTS_AT_W = ("m-arwp", "sam", "asam", "sam-10", "entropy-sgd")  # the points after the first are moved
@@ -124,12 +125,12 @@ def plain_names(weights: Weights) -> Weights:
     return weights
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in IN_ONE_PASS])
 def test_every_pass_under_ddp_sees_its_points_weights(ranks: Ranks, name: str) -> None:
     ranks(2, losses_at_points, name, data_parallel)
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n not in WHOLE_WEIGHTS])
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in (*WHOLE_WEIGHTS, *IN_ONE_PASS)])
 def test_every_pass_under_fsdp_sees_its_points_weights(ranks: Ranks, name: str) -> None:
     ranks(2, losses_at_points, name, sharded)
 
@@ -275,7 +276,7 @@ def both_points_refused(rank: int) -> None:
 # --- FSDP2 ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n not in WHOLE_WEIGHTS])
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in (*WHOLE_WEIGHTS, *IN_ONE_PASS)])
 def test_fsdp_trains_and_restores(ranks: Ranks, name: str) -> None:
     ranks(2, under_fsdp, name)
 
