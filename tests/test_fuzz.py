@@ -932,6 +932,7 @@ class FuzzOfOnePass(Fuzz):
                 happens("after backward")
                 allowed = self.batch.uncertain
             self.left()
+            self.weights_and_gradients_are_the_oracles()
             happens("after")
         except (error, RuntimeError) as raised:
             if "on purpose" not in str(raised):
