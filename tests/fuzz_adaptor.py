@@ -23,6 +23,8 @@ BASES: dict[str, Callable[[Any], Optimizer]] = {
 # Calls that may be refused while a batch has begun and has not ended, besides those that must be.
 MAY_BE_REFUSED_HALF_WAY = {"load_state_dict", "add_param_group"}
 
+MAY_WARN = "step() after points without a gradient: run loss.backward() inside"
+
 # What a refusal may say. The last two are torch's own.
 SENTENCES = [
     r"points cannot be nested: leave the `with point:` you are in first",
@@ -42,7 +44,15 @@ SENTENCES = [
     r"a copy inside a point would see perturbed weights: leave the `with point:` first",
     r"split\(\) has two halves for one pair of signs: use pairs=1, or points\(\)",
     r"split\(\) draws once for each half: use pairs=1, or points\(\)",
+    r"one_pass\(\): the model is in eval mode inside the block: evaluate outside it",
+    r"one_pass\(\): a batch of one sample has no two halves: drop it, or use points\(\)",
+    r"one_pass\(\): signs= has \d entries for \d samples",
+    r"one_pass\(\): a noisy weight cannot be copied or saved: leave the block first",
+    r"one_pass\(\): [\w.]+: state_dict\(\) inside the block: leave it first",
+    r"one_pass\(\): a backward\(\) came after its block: call it inside",
+    r"(one_pass|dry_run)\(\) inside a point would see perturbed weights: leave the",
     r"loaded state dict has a different number of parameter groups",
+    r"needed for gradient computation has been modified by an inplace operation",
 ]
 
 
@@ -56,6 +66,7 @@ class Method:
         shares: of each point's gradient in the mean.
         halves: the signs of split(); None: there is no split(); empty: split() is refused.
         half_shares: of each half's gradient in the mean; None: the half's share of the samples.
+        one_pass: whether blocks of one_pass() are among the calls.
         noise: "norm": ‖n‖ = level · ‖w‖ in each tensor; "some": of another size; "climb": SAM's; "none".
         every_tensor: whether biases are moved too.
         level: the key of the level in a parameter group; None: there is none.
@@ -69,11 +80,18 @@ class Method:
     every_tensor: bool = True
     level: str | None = "noise"
     half_shares: tuple[float, ...] | None = None
+    one_pass: bool = False
 
 
 METHODS = {
     "ssgd": Method(
         lambda base, level, model: SSGD(base, level, seed=1), (1, -1), (0.5, 0.5), (1, -1), "norm", every_tensor=False
+    ),
+    "one-pass": Method(
+        lambda base, level, model: SSGD(base, level, model=model, seed=1),
+        *((1, -1), (0.5, 0.5), (1, -1), "norm"),
+        every_tensor=False,
+        one_pass=True,
     ),
     "ssgd-x2": Method(
         lambda base, level, model: SSGD(base, level, model=model, pairs=2, seed=1),
@@ -115,6 +133,23 @@ class WithBatch:
 
     def __next__(self) -> tuple[Any, tuple[Tensor, Tensor]]:
         return next(self.points), self.batch
+
+
+def one_pass(opt: Any, signs: list[int] | None) -> Any:
+    return opt.one_pass(signs=signs)
+
+
+def both_values(model: nn.Module, opt: Any, step: int) -> tuple[list[Tensor], list[Tensor]]:
+    """w + n and w − n of all parameters, with the noise of that step. It ends the batch of ``opt``: give a copy."""
+    for group in opt.param_groups:
+        group["noise_step"] = step
+    plus, minus = opt.both_points()
+    return [plus.get(p, p.detach()) for p in model.parameters()], [minus.get(p, p.detach()) for p in model.parameters()]
+
+
+def step_of(opt: Any) -> int:
+    """The number of the step whose noise the batch sees."""
+    return opt.param_groups[0]["noise_step"]
 
 
 def sign(point: Any) -> int:

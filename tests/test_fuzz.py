@@ -122,7 +122,7 @@ def close(a, b):
 
 @dataclass
 class Batch:
-    """A batch on its way through its points."""
+    """A batch on its way through its points. A block of one_pass() is one point, whose gradient sees two."""
 
     signs: tuple[int, ...]
     shares: tuple[float, ...]
@@ -141,6 +141,9 @@ class Batch:
     gradients: list[list[list]] = field(default_factory=list)  # what that of each point may be
     arrived: list[bool] = field(default_factory=list)
     seen: list[list] = field(default_factory=list)  # the weights at each point
+    block: Any = None  # of one_pass()
+    of_samples: list[int] | None = None  # the signs given to one_pass()
+    minus: list = field(default_factory=list)  # w − n; w + n is in ``seen``
 
     @property
     def complete(self):
@@ -149,6 +152,10 @@ class Batch:
     @property
     def half_way(self):
         return not self.cut and (self.inside or 0 < self.done < len(self.signs))
+
+    @property
+    def manager(self):
+        return self.point if self.block is None else self.block
 
     @property
     def lacks_the_last(self):
@@ -222,11 +229,22 @@ class Fuzz(RuleBasedStateMachine):
     def noisy(self):
         return any(self.levels) and self.method.level is not None
 
+    @property
+    def in_block(self):
+        return self.inside and self.batch.block is not None
+
+    def values(self):
+        """The weights as they lie in memory, of which a block of one_pass() would show two values."""
+        return self.memory if self.in_block else self.parameters()
+
     @invariant()
     def weights_and_gradients_are_the_oracles(self):
         COUNTS["steps"] += 1
-        where = self.batch.seen[-1] if self.inside else self.w
-        assert bitwise(self.parameters(), where), "weights"
+        where = self.batch.seen[-1] if self.inside and not self.in_block else self.w
+        assert bitwise(self.values(), where), "weights"
+        if not self.in_block:
+            assert all(type(p) is nn.Parameter for p in self.parameters()), "classes"
+            assert not any(m._forward_pre_hooks for m in self.model.modules()), "hooks"
         if not self.half_way:
             now = [p.grad for p in self.parameters()]
             assert any(close(now, g) for g in self.may_be), f"gradients\n{now}\nand not one of\n{self.may_be}"
@@ -237,7 +255,8 @@ class Fuzz(RuleBasedStateMachine):
 
         ``expected`` is "works", "refused" or "either"; "fails": refused, and what it does besides is looked at after.
         """
-        weights, grads = copies(self.parameters()), copies([p.grad for p in self.parameters()])
+        there, weights = self.values(), copies(self.values())
+        grads = copies([p.grad for p in self.parameters()])
         result, refusal = None, None
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
@@ -248,13 +267,13 @@ class Fuzz(RuleBasedStateMachine):
                     raise
                 refusal = error
         sentences = [str(w.message) for w in given]
-        assert not sentences
+        assert all(api.MAY_WARN in sentence for sentence in sentences), sentences
         if refusal is None:
             assert expected in ("works", "either"), "this should have been refused"
         else:
             self.check_sentence(refusal)
             if expected != "fails":
-                assert bitwise(self.parameters(), weights), "a refused call changed weights"
+                assert bitwise(there, weights), "a refused call changed weights"
                 assert bitwise([p.grad for p in self.parameters()], grads), "a refused call changed gradients"
         return refusal is None, result
 
@@ -265,8 +284,10 @@ class Fuzz(RuleBasedStateMachine):
     def came_late(self):
         """Whether gradients came when all points had been left, and none before: "refused", "works" or "either"."""
         b = self.batch
-        if b is None or not b.complete or not b.bare or any(b.arrived) or all(g is None for g in self.grads):
+        if b is None or not b.complete or not b.bare or all(g is None for g in self.grads):
             return "works"
+        if any(b.arrived):  # where all were cleared inside a point, they may be forgotten
+            return "either" if b.uncertain else "works"
         if self.noisy != (any(b.levels) and self.method.level is not None):
             return "either"
         return "refused" if self.noisy else "works"
@@ -306,7 +327,8 @@ class Fuzz(RuleBasedStateMachine):
         b.changed = False
         b.gradients.append([[None] * len(self.w)])
         b.arrived.append(False)
-        b.seen.append(copies(self.parameters()))
+        if b.block is None:
+            b.seen.append(copies(self.parameters()))
         self.check_point()
 
     def check_point(self):
@@ -342,12 +364,12 @@ class Fuzz(RuleBasedStateMachine):
 
     def check_draw(self, b, v, w):
         """All batches of a step see one noise; its draws differ, and so do steps."""
-        same = (tuple(b.levels), tuple(self.levels), b.signs)
+        same = (tuple(b.levels), tuple(self.levels), b.signs if b.block is None else self.method.signs)
         moved = not bitwise(v, w)
         if b.index in self.noise and self.noise[b.index][0] == same:
-            assert bitwise(self.noise[b.index][1], v), "another noise in the same step"
+            assert close(self.noise[b.index][1], v), "another noise in the same step"
         if moved and self.last_noise.get(b.index, (None,))[0] == same:
-            assert not bitwise(self.last_noise[b.index][1], v), "the last step's noise again"
+            assert not close(self.last_noise[b.index][1], v), "the last step's noise again"
         assert not moved or not any(bitwise(v, before) for before in b.seen[:-1]), "the same noise twice in a batch"
         self.noise[b.index] = same, v
 
@@ -407,7 +429,7 @@ class Fuzz(RuleBasedStateMachine):
         if expected == "either":
             works, found = self.leave_after_a_fault()
         else:
-            works, found = self.attempt(expected, b.point.__exit__, None, None, None)
+            works, found = self.attempt(expected, b.manager.__exit__, None, None, None)
         if works:
             assert not found
             self.left()
@@ -416,7 +438,7 @@ class Fuzz(RuleBasedStateMachine):
 
     def leave_after_a_fault(self):
         try:
-            return True, self.batch.point.__exit__(None, None, None)
+            return True, self.batch.manager.__exit__(None, None, None)
         except RuntimeError as error:
             self.check_sentence(error)
             return False, None
@@ -425,7 +447,7 @@ class Fuzz(RuleBasedStateMachine):
     @rule(error=ERRORS)
     def fail(self, error):
         error = error("inside a point")
-        assert not self.batch.point.__exit__(type(error), error, None)
+        assert not self.batch.manager.__exit__(type(error), error, None)
         self.cut()
 
     @precondition(lambda self: self.batch is not None and self.batch.iterator is not None)
@@ -480,10 +502,13 @@ class Fuzz(RuleBasedStateMachine):
     @rule(data=DATA)
     def backward(self, data):
         b = self.batch
-        batch = b.part if self.inside else BATCHES[data]
+        batch = b.part if self.inside and not self.in_block else BATCHES[data]
+        if self.in_block and b.of_samples is not None and len(b.of_samples) != len(batch[0]):
+            self.attempt("refused", self.model, batch[0])
+            return
         F.cross_entropy(self.model(batch[0]), batch[1]).backward()
         if self.inside:
-            new = gradient(b.seen[-1], batch)
+            new = self.gradient_in_the_block(batch) if self.in_block else gradient(b.seen[-1], batch)
             b.gradients[-1] = [added(g, new) for g in b.gradients[-1]]
             b.arrived[-1] = True
         elif self.half_way:
@@ -492,11 +517,14 @@ class Fuzz(RuleBasedStateMachine):
             self.may_be = [added(self.grads, gradient(self.w, batch))]
 
     @rule()
+    @torch.no_grad()
     def evaluate(self):
+        refused = self.in_block and any(self.batch.levels)
         self.model.eval()
-        with torch.no_grad():
-            found = self.model(BATCHES[0][0])
+        works, found = self.attempt("refused" if refused else "works", self.model, BATCHES[0][0])
         self.model.train()
+        if not works:
+            return
         torch.testing.assert_close(found, forward(self.batch.seen[-1] if self.inside else self.w, BATCHES[0][0]))
 
     def step_the_oracle(self, grads):
@@ -529,7 +557,11 @@ class Fuzz(RuleBasedStateMachine):
         b = self.batch
         there = [p.grad for p in self.parameters()]
         self.model.zero_grad(to_none)
-        if self.inside:
+        if self.in_block:
+            b.uncertain = True
+            b.before = [cleared(g, to_none) for g in b.before]
+            b.gradients[-1] = [cleared(g, to_none) for g in b.gradients[-1]]
+        elif self.inside:
             b.uncertain = True
             b.before = b.before + [cleared(g, to_none) for g in b.before]
             b.gradients[-1] = b.gradients[-1] + [cleared(g, to_none) for g in b.gradients[-1]]
@@ -713,6 +745,8 @@ class Fuzz(RuleBasedStateMachine):
         elif event in ("begin", "copy", "zero_grad", "backward"):
             arguments = {"begin": ("points", 0), "copy": (True,), "zero_grad": (level > 0,), "backward": (0,)}
             getattr(self, event)(*arguments[event])
+        elif event == "enter" and self.batch.point is None:
+            self.open(0, False)
         elif event in ("enter", "step", "save", "evaluate"):
             getattr(self, event)()
         elif event == "closure" and (self.inside or self.half_way):
@@ -760,6 +794,168 @@ class Fuzz(RuleBasedStateMachine):
             self.step_the_oracle(self.grads)
 
 
+def gradient_of_both(plus, minus, signs, batch):
+    """Of the mean loss over a batch whose samples see w + n or w − n, as their signs say."""
+    total, samples = [None] * len(plus), torch.tensor(signs)
+    for sign, values in ((1, plus), (-1, minus)):
+        these = samples == sign
+        part = gradient(values, [a[these] for a in batch])
+        total = added(total, part, these.sum().item() / len(signs))
+    return total
+
+
+class FuzzOfOnePass(Fuzz):
+    """The same with blocks of one_pass() between the other calls, in which every one of those may come too."""
+
+    def begin_again(self):
+        super().begin_again()
+        self.kept: list[Any] = []  # (block, batch, loss) of forwards whose backward() is to come
+
+    def gradient_in_the_block(self, batch):
+        b, size = self.batch, len(batch[0])
+        if not any(b.levels):
+            return gradient(self.w, batch)
+        halves = [1] * ((size + 1) // 2) + [-1] * (size // 2)
+        return gradient_of_both(b.seen[-1], b.minus, b.of_samples or halves, batch)
+
+    def opened(self, block, signs, twin):
+        """The noise is that of a copy of the optimizer that takes the same step's batch in another way."""
+        self.began("points", BATCHES[0])
+        b = self.batch
+        b.signs, b.shares, b.block = ((1,) if self.noisy else (0,)), (1.0,), block
+        b.of_samples = signs if self.noisy else None
+        b.seen.append(copies(self.w))
+        if self.noisy:
+            plus, minus = api.both_values(*twin, api.step_of(self.opt))
+            b.seen[-1], b.minus = plus, minus
+            assert close(minus, [2 * w.detach() - p for w, p in zip(self.w, plus, strict=True)])
+        self.entered()
+
+    def prepared(self, data, alternate):
+        """(a block, signs, a copy of model and optimizer; None inside)."""
+        signs = [(1, -1)[i % 2] for i in range(len(BATCHES[data][0]))] if alternate else None
+        if not self.in_block:
+            self.memory = [p.detach() for p in self.parameters()]
+        twin = None if self.inside else copy.deepcopy((self.model, self.opt))
+        return api.one_pass(self.opt, signs), signs, twin
+
+    @rule(data=DATA, alternate=st.booleans())
+    def open(self, data, alternate):
+        expected = self.may_begin("points", BATCHES[data])
+        block, signs, twin = self.prepared(data, alternate)
+        if self.attempt(expected, block.__enter__)[0]:
+            self.opened(block, signs, twin)
+
+    @precondition(lambda self: self.in_block)
+    @rule()
+    def drop_the_block(self):
+        """As a generator does that is dropped inside."""
+        self.batch.block = None
+        self.cut()
+
+    @rule()
+    def one_sample(self):
+        x = BATCHES[0][0][:1]
+        refused = self.in_block and any(self.batch.levels)
+        self.attempt("refused" if refused else "works", self.model, x)
+
+    @precondition(lambda self: self.in_block)
+    @rule(what=st.sampled_from(["copy", "state_dict"]))
+    def take_out(self, what):
+        refused = any(self.batch.levels)
+        call = self.model.state_dict if what == "state_dict" else partial(copy.deepcopy, self.model)
+        self.attempt("refused" if refused else "works", call)
+
+    @rule()
+    def dry_run(self):
+        works, found = self.attempt("refused" if self.inside else "works", self.opt.dry_run, self.model, BATCHES[0][0])
+        if works:
+            named = [f"layers.{i}.weight" for i, level in enumerate(self.levels) if level]
+            assert found == dict.fromkeys(named, "fast")
+
+    @precondition(lambda self: self.in_block and any(self.batch.levels) and self.batch.of_samples is None)
+    @rule(data=DATA)
+    def forward_alone(self, data):
+        loss = F.cross_entropy(self.model(BATCHES[data][0]), BATCHES[data][1])
+        self.kept.append((self.batch, BATCHES[data], loss))
+
+    @precondition(lambda self: self.kept and (self.in_block or not self.half_way))
+    @rule()
+    def backward_of_what_was_kept(self):
+        """After its block it is refused, where layers above may have had their gradients already."""
+        block, batch, loss = self.kept.pop()
+        b = self.batch
+        if b is block and self.inside:
+            loss.backward()
+            new = self.gradient_in_the_block(batch)
+            b.gradients[-1] = [added(g, new) for g in b.gradients[-1]]
+            b.arrived[-1] = True
+            return
+        self.attempt("fails", loss.backward)
+        if self.inside:
+            error = RuntimeError("as the one that backward() has raised")
+            assert not b.manager.__exit__(type(error), error, None)
+            self.cut()
+        else:
+            self.opt.zero_grad()
+            self.may_be = [[None] * len(self.w)]
+            self.end_batch()
+
+    @rule(
+        data=DATA,
+        alternate=st.booleans(),
+        event=LOOP["event"],
+        where=st.sampled_from(["before backward", "after backward", "after"]),
+        error=ERRORS,
+        level=LEVELS,
+        then=st.sampled_from(["step", "step", "zero_grad", "nothing"]),
+    )
+    def block(self, data, alternate, event, where, error, level, then):
+        """A block as one writes it, with one event in it."""
+        if self.may_begin("points", BATCHES[data]) != "works":
+            return
+        block, signs, twin = self.prepared(data, alternate)
+        allowed = False
+
+        def happens(here):
+            if here == where and event == "raise":
+                raise error("on purpose")
+            if here == where and event not in ("none", "break", "skip"):
+                self.meanwhile(event, level)
+
+        try:
+            with block:
+                self.opened(block, signs, twin)
+                happens("before backward")
+                if event != "skip":
+                    self.backward(data)
+                happens("after backward")
+                allowed = self.batch.uncertain
+            self.left()
+            self.weights_and_gradients_are_the_oracles()
+            happens("after")
+        except (error, RuntimeError) as raised:
+            if "on purpose" not in str(raised):
+                assert allowed, repr(raised)
+                self.check_sentence(raised)
+            if self.inside:
+                self.cut()
+        self.weights_and_gradients_are_the_oracles()
+        if then == "step":
+            self.step()
+        elif then == "zero_grad":
+            self.zero_grad(True)
+
+    @rule(data=DATA, more=DATA, alternate=st.booleans())
+    def blocks(self, data, more, alternate):
+        """Two, accumulated, with an evaluation between them, and a step."""
+        for these in (data, more):
+            self.block(these, alternate, "evaluate", "after", ValueError, 0.0, "nothing")
+        self.step()
+        if not self.inside:
+            self.zero_grad(True)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def report():
     yield
@@ -771,7 +967,8 @@ def report():
 
 @pytest.mark.parametrize("method", api.METHODS)
 def test_any_sequence_of_calls(method):
-    machine = type("Fuzz", (Fuzz,), {"method": api.METHODS[method]})
+    kind = FuzzOfOnePass if api.METHODS[method].one_pass else Fuzz
+    machine = type("Fuzz", (kind,), {"method": api.METHODS[method]})
     if not ASKED:
         seed(method)(machine)
     run_state_machine_as_test(

@@ -33,6 +33,7 @@ def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iter
         raise ValueError('one_pass() takes both signs on every rank: use mode="both", or points()')
     if opt.rng == "same":
         raise ValueError('one_pass() draws one dropout mask for the batch: use rng="independent", or split()')
+    opt._refuse_inside("one_pass()")  # before a look at weights that are pairs there
     engine = _engine(opt)
     passes = opt._begin(None)
     try:
