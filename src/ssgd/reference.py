@@ -33,6 +33,8 @@ class Reference:
     ) -> None:
         self.base, self.a, self.layers, self.pairs, self.seed = base, a, layers, pairs, seed
         self.distribution = as_distribution(distribution)
+        if self.distribution.unit not in ("norm", "rms"):
+            raise ValueError(f"the reference scales noise by the norm or the rms, not by {self.distribution.unit!r}")
         self.t = 0
 
     def step(self, *losses: Callable[[], Tensor], shares: Sequence[float] = (0.5, 0.5)) -> None:

@@ -222,14 +222,14 @@ _methods = [
     ),
     Method(
         "msam",
-        "momentum-SAM: the gradient up the slope that past steps came down",
+        "Takes the gradient up the slope that past steps came down: momentum-SAM.",
         MomentumSAM,
         1,
         (Setting("rho", 0.3, 0.0, 5.0, "length of the climb"),),
     ),
     Method(
         "sam-10",
-        "SAM in every tenth step",
+        "Takes a step of SAM in every tenth step, and the base's in the others.",
         SAMAtIntervals,
         1.1,
         (Setting("rho", 0.05, 0.0, 0.5, "length of the climb"),),

@@ -181,7 +181,10 @@ class OnePass:
             return
         marks = zip(self.pairs, self._before, self._marks(), strict=True)
         if past := [p.origin[0] for p, a, b in marks if a != b and not p.used and p.origin[0] not in self.out]:
-            why = "a gradient came past the layers, as from a TorchScript module or a C++ extension: use split()"
+            why = (
+                "a gradient came past the layers: run the forward inside the block too; where a TorchScript module or "
+                "a C++ extension computes with the weight, use split()"
+            )
             raise Unserved(past, why)
 
     def _marks(self) -> list[Any]:

@@ -208,6 +208,9 @@ class Recipe:
         plain, schedule = Recipe(), self.schedule
         told = {key: value for key, value in asdict(self).items() if key in MAIN or value != getattr(plain, key)}
         lines = [f"{key} = {value!r}" for key, value in told.items()]
+        default = registry.get(self.method).settled_level(None)
+        if self.level is None and default is not None:
+            lines[lines.index("level = None")] = f"level = {default!r}  # the method's default"
         length = "1 epoch that costs" if schedule.epochs == 1 else f"{schedule.epochs} epochs that cost"
         cost = f"{length} as much as {schedule.passes:g} of plain SGD"
         return "\n".join([*lines, f"# {schedule}", f"# {cost}", *self._remarks()])
