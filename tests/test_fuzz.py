@@ -986,9 +986,9 @@ def test_any_sequence_of_calls(method):
 # --- faults there once were -------------------------------------------------------------------------------------------
 
 
-def start(level=0.3):
+def start(method="ssgd", level=0.3):
     model = Net(2)
-    opt = api.METHODS["ssgd"].build(api.BASES["momentum"](model.parameters()), level, model)
+    opt = api.METHODS[method].build(api.BASES["momentum"](model.parameters()), level, model)
     return model, opt, api.passes(opt, "points", *BATCHES[0])
 
 
@@ -1062,3 +1062,35 @@ def test_a_point_that_outlives_its_iterator_is_the_mirror_of_the_first():
             assert close(minus, [2 * p - q for p, q in zip(w, plus, strict=True)])
 
     refused(enter)
+
+
+def test_a_block_inside_a_block_is_refused_by_what_it_is():
+    model, opt, _ = start("one-pass")
+    with opt.one_pass():
+        with pytest.raises(RuntimeError, match=r"one_pass\(\) inside a point"), opt.one_pass():
+            pass
+        run_backward(model)
+    opt.step()
+
+
+def test_a_backward_after_a_block_without_one_is_refused_by_the_step():
+    model, opt, _ = start("one-pass")
+    with opt.one_pass():
+        pass
+    run_backward(model)
+    with pytest.raises(RuntimeError, match=r"a backward\(\) ran after its point was left"):
+        opt.step()
+    opt.zero_grad()
+    with opt.one_pass():
+        model(BATCHES[0][0])
+    with pytest.warns(UserWarning, match="without a gradient"):
+        opt.step()
+
+
+def test_gradients_cleared_inside_a_block_have_not_come_past_the_layers():
+    model, opt, _ = start("one-pass")
+    with opt.one_pass():
+        run_backward(model)
+    with opt.one_pass():
+        model.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
