@@ -8,6 +8,7 @@ does not depend on the random stream. ``make fuzz`` runs many more sequences tha
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import os
 import re
@@ -1094,3 +1095,13 @@ def test_gradients_cleared_inside_a_block_have_not_come_past_the_layers():
     with opt.one_pass():
         model.zero_grad()
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_nothing_is_collected_during_a_dry_run():
+    """A loop dropped inside a point puts its weights back then, which was taken for calls of the model's."""
+    model, opt, _ = start("one-pass")
+    seen, forward_of_it = [], model.layers[0].forward
+    model.layers[0].forward = lambda x: seen.append(gc.isenabled()) or forward_of_it(x)
+    with opt.one_pass():
+        run_backward(model)
+    assert seen == [False] * 3 + [True]
