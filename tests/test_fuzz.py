@@ -930,10 +930,14 @@ class FuzzOfOnePass(Fuzz):
                 happens("before backward")
                 if event != "skip":
                     self.backward(data)
+                elif any(self.batch.levels) and signs is None:
+                    self.forward_alone(data)
                 happens("after backward")
                 allowed = self.batch.uncertain
             self.left()
             self.weights_and_gradients_are_the_oracles()
+            if event == "skip" and level and self.kept:
+                self.backward_of_what_was_kept()
             happens("after")
         except (error, RuntimeError) as raised:
             if "on purpose" not in str(raised):
