@@ -50,6 +50,7 @@ SENTENCES = [
     r"one_pass\(\): a noisy weight cannot be copied or saved: leave the block first",
     r"one_pass\(\): [\w.]+: state_dict\(\) inside the block: leave it first",
     r"one_pass\(\): a backward\(\) came after its block: call it inside",
+    r"one_pass\(\): [\w., ]+: a gradient came past the layers",  # or was cleared in place, with no backward() after
     r"(one_pass|dry_run)\(\) inside a point would see perturbed weights: leave the",
     r"loaded state dict has a different number of parameter groups",
     r"needed for gradient computation has been modified by an inplace operation",

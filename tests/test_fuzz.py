@@ -8,6 +8,7 @@ does not depend on the random stream. ``make fuzz`` runs many more sequences tha
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import os
 import re
@@ -929,10 +930,14 @@ class FuzzOfOnePass(Fuzz):
                 happens("before backward")
                 if event != "skip":
                     self.backward(data)
+                elif any(self.batch.levels) and signs is None:
+                    self.forward_alone(data)
                 happens("after backward")
                 allowed = self.batch.uncertain
             self.left()
             self.weights_and_gradients_are_the_oracles()
+            if event == "skip" and level and self.kept:
+                self.backward_of_what_was_kept()
             happens("after")
         except (error, RuntimeError) as raised:
             if "on purpose" not in str(raised):
@@ -986,9 +991,9 @@ def test_any_sequence_of_calls(method):
 # --- faults there once were -------------------------------------------------------------------------------------------
 
 
-def start(level=0.3):
+def start(method="ssgd", level=0.3):
     model = Net(2)
-    opt = api.METHODS["ssgd"].build(api.BASES["momentum"](model.parameters()), level, model)
+    opt = api.METHODS[method].build(api.BASES["momentum"](model.parameters()), level, model)
     return model, opt, api.passes(opt, "points", *BATCHES[0])
 
 
@@ -1062,3 +1067,45 @@ def test_a_point_that_outlives_its_iterator_is_the_mirror_of_the_first():
             assert close(minus, [2 * p - q for p, q in zip(w, plus, strict=True)])
 
     refused(enter)
+
+
+def test_a_block_inside_a_block_is_refused_by_what_it_is():
+    model, opt, _ = start("one-pass")
+    with opt.one_pass():
+        with pytest.raises(RuntimeError, match=r"one_pass\(\) inside a point"), opt.one_pass():
+            pass
+        run_backward(model)
+    opt.step()
+
+
+def test_a_backward_after_a_block_without_one_is_refused_by_the_step():
+    model, opt, _ = start("one-pass")
+    with opt.one_pass():
+        pass
+    run_backward(model)
+    with pytest.raises(RuntimeError, match=r"a backward\(\) ran after its point was left"):
+        opt.step()
+    opt.zero_grad()
+    with opt.one_pass():
+        model(BATCHES[0][0])
+    with pytest.warns(UserWarning, match="without a gradient"):
+        opt.step()
+
+
+def test_gradients_cleared_inside_a_block_have_not_come_past_the_layers():
+    model, opt, _ = start("one-pass")
+    with opt.one_pass():
+        run_backward(model)
+    with opt.one_pass():
+        model.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_nothing_is_collected_during_a_dry_run():
+    """A loop dropped inside a point puts its weights back then, which was taken for calls of the model's."""
+    model, opt, _ = start("one-pass")
+    seen, forward_of_it = [], model.layers[0].forward
+    model.layers[0].forward = lambda x: seen.append(gc.isenabled()) or forward_of_it(x)
+    with opt.one_pass():
+        run_backward(model)
+    assert seen == [False] * 3 + [True]

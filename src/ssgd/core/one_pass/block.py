@@ -42,6 +42,7 @@ def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iter
                 opt.rule.both(opt, engine.values)
                 engine.open(batch_norm, opt.bn_stats, signs, dim, strict)
             passes.stage = Stage.INSIDE
+            passes.gradients.look()
             yield
         finally:
             if engine is not None:
@@ -51,6 +52,8 @@ def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iter
             if engine.out:
                 opt.param_groups[0]["without_noise"] = sorted(engine.out)
         passes.finish()
+        if not passes.gradients.changed():
+            passes.gradients.arrivals = []  # for step() to tell, as after points
     except BaseException:
         if engine is not None:
             engine.close()  # where an interrupt fell into the first
@@ -93,6 +96,9 @@ def _engine(opt: Any) -> OnePass | None:
             )
         known = opt.__dict__["_one_pass"] = key, OnePass(opt.model, weights, opt.rule.perturb is not None)
     return known[1]
+
+
+CLEARED = (id(None), None)  # the mark of a weight without a gradient
 
 
 class Block:
@@ -180,7 +186,8 @@ class OnePass:
         if unwrap_ddp(self.model) is not None:  # it writes what other ranks found, also where this one used nothing
             return
         marks = zip(self.pairs, self._before, self._marks(), strict=True)
-        if past := [p.origin[0] for p, a, b in marks if a != b and not p.used and p.origin[0] not in self.out]:
+        past = [p.origin[0] for p, a, b in marks if a != b != CLEARED and not p.used and p.origin[0] not in self.out]
+        if past:
             why = (
                 "a gradient came past the layers: run the forward inside the block too; where a TorchScript module or "
                 "a C++ extension computes with the weight, use split()"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable
@@ -141,6 +142,9 @@ def leave_no_trace(undo: list[Callable[[], object]], model: nn.Module, devices: 
     That holds for modes, buffers, hooks, autocast's cache and random states, not for what a forward() writes to
     Python objects of its own.
     """
+    if gc.isenabled():  # a loop collected now, dropped inside a point, would be logged as it puts its weights back
+        undo.append(gc.enable)
+        gc.disable()
     undo += [stale.forget, *_states(devices)]
     undo += [partial(_set_back, buffer, buffer.clone()) for buffer in model.buffers()]
     undo += [partial(setattr, part, "training", part.training) for part in model.modules()]
