@@ -762,7 +762,8 @@ class Fuzz(RuleBasedStateMachine):
     def closure(self, data, clears, fails, error):
         data, starts = BATCHES[data], self.may_begin("points", BATCHES[data])
         grads, losses = self.grads, []
-        fits = fails is not None and fails < (len(self.method.signs) if self.noisy or not self.method.level else 1)
+        points = len(self.method.signs) if self.noisy or not self.method.level else 1
+        fits = starts == "works" and fails is not None and fails < points
 
         def closure():
             who = self.opt if clears.startswith("opt") else self.model
@@ -775,13 +776,13 @@ class Fuzz(RuleBasedStateMachine):
             self.entered()
             self.backward(0)
             losses.append(F.cross_entropy(forward(self.batch.seen[-1], data[0]), data[1]))
-            if fails == len(losses) - 1:
+            if fits and fails == len(losses) - 1:
                 raise error("on purpose")
             loss = F.cross_entropy(self.model(data[0]), data[1])
             self.left()
             return loss
 
-        if starts == "works" and fits:
+        if fits:
             with pytest.raises(error, match="on purpose"):
                 self.opt.step(closure)
             self.cut()
