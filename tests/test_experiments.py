@@ -40,23 +40,11 @@ from ssgd.lab.train.engine import Stopped
 from ssgd.lab.train.execution import resolved
 from ssgd.lab.train.rundir import RunDir
 
+from .test_results import NEEDED as OF_A_ROW
 from .tiny_experiments import cut_after, made_of, tiny
 
 COMMITTED = Path(__file__).parent.parent / "results"
-NEEDED = {
-    "experiment",
-    "model",
-    "data",
-    "method",
-    "mode",
-    "level",
-    "distribution",
-    "phases",
-    "weight_decay",
-    "seed",
-    "epochs",
-}
-NEEDED |= {"passes", "seconds", "scale", "device", "versions", "commit", "recipe", "curve"}
+NEEDED = OF_A_ROW | {"scale", "recipe", "curve"}
 
 
 def row_of(recipe, seed=0, **more):
