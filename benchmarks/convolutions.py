@@ -24,8 +24,8 @@ from torch import Tensor
 
 from measure import Row, report, spread
 from ssgd.kernels import convolutions as kernels
+from ssgd.kernels.conv2d import conv3x3, use_fast_convolutions
 from ssgd.lab.models import build
-from ssgd.lab.train.convolutions import conv3x3, use_fast_convolutions
 
 DEVICE = torch.device("cuda")
 CALLS, ROUNDS, KEPT = 20, 11, 3

@@ -27,7 +27,8 @@ from ssgd.cli.main import CONNECTIONS
 from ssgd.lab.data import load
 from ssgd.lab.experiments import get
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.execution import Execution, resolved, set_up
+from ssgd.lab.train.engine import set_up
+from ssgd.lab.train.recipe import Execution
 from ssgd.lab.train.running import Run
 
 COUNTS = (1, 2, 4, 8, 12)
@@ -81,7 +82,7 @@ def measured(options: argparse.Namespace) -> list[Row]:
     recipe = replace(
         get("other_tasks/ptb-small/both"), model=options.model, data=options.text, phases="1000S", lr=(1.0,)
     )
-    recipe = resolved(recipe, device.type)
+    recipe = recipe.resolved(device.type)
     set_up(recipe, Execution(device=device.type))
     source = load(recipe.data, device=device, dtype=torch.float32)
     rows = []

@@ -29,9 +29,9 @@ from measure import Row, ratio, report, spread
 from ssgd.lab import models
 from ssgd.lab.data.images import DeviceImages, ImageSet
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.execution import Execution, resolved, set_up
+from ssgd.lab.train.engine import set_up
 from ssgd.lab.train.kinds import Images
-from ssgd.lab.train.recipe import Recipe
+from ssgd.lab.train.recipe import Execution, Recipe
 from ssgd.lab.train.running import Run
 from vmapped import VmappedStep
 
@@ -136,7 +136,7 @@ def prepare(cases: Sequence[Case], words: Sequence[str]) -> None:
 class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.recipe = resolved(Recipe(phases="1000", lr=(0.1,)), "cuda")
+        self.recipe = Recipe(phases="1000", lr=(0.1,)).resolved("cuda")
         set_up(self.recipe, Execution())  # before the data, as the engine does
         generator = torch.Generator().manual_seed(0)
         images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, generator=generator)

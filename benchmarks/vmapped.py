@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from ssgd.core.halves import halves
-from ssgd.lab.train.faster import PairStep
+from ssgd.lab.train.steps import PairStep
 
 
 class VmappedStep(PairStep):

@@ -6,8 +6,9 @@ import torch
 from ssgd.core.versions import recompile_limit
 from ssgd.lab.compilation import allow_many_compilations, compiled_for, start_compilers
 from ssgd.lab.experiments import get
-from ssgd.lab.train import execution, train
-from ssgd.lab.train.execution import Execution, set_up
+from ssgd.lab.train import engine, train
+from ssgd.lab.train.engine import set_up
+from ssgd.lab.train.recipe import Execution
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ from ssgd.lab.train.execution import Execution, set_up
 )
 def test_compilers_are_started_where_something_will_be_compiled(names, kind, compile, started, monkeypatch):
     calls = []
-    monkeypatch.setattr(execution, "start_compilers", lambda: calls.append(1))
+    monkeypatch.setattr(engine, "start_compilers", lambda: calls.append(1))
     monkeypatch.setattr(Execution, "kind", kind)
     first, *others = map(get, names)
     set_up(first, Execution(compile=compile), *others)

@@ -11,15 +11,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssgd.lab.models import build
-from ssgd.lab.train import convolutions
-from ssgd.lab.train.convolutions import (
+from ssgd.kernels import conv2d as convolutions
+from ssgd.kernels.conv2d import (
     FastConv2d,
     conv3x3,
     conv3x3_grad_input,
     conv3x3_grad_weight,
     use_fast_convolutions,
 )
+from ssgd.lab.models import build
 
 from .interpreter import why_not
 

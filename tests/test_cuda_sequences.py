@@ -17,11 +17,11 @@ from ssgd.lab.experiments import get
 from ssgd.lab.models import build
 from ssgd.lab.train import Execution, train
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.execution import set_up
-from ssgd.lab.train.faster import GraphSteps
+from ssgd.lab.train.engine import set_up
 from ssgd.lab.train.job import Sources
 from ssgd.lab.train.recipe import Recipe
 from ssgd.lab.train.running import Run
+from ssgd.lab.train.steps import GraphSteps
 
 try:
     import pytest

@@ -20,10 +20,10 @@ import torch
 from ssgd.lab.train import Execution, Recipe, compare, train
 from ssgd.lab.train.checkpoint import read_safetensors
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.execution import resolved, set_up
-from ssgd.lab.train.faster import PairStep
+from ssgd.lab.train.engine import set_up
 from ssgd.lab.train.job import Job, Sources
 from ssgd.lab.train.running import Run
+from ssgd.lab.train.steps import PairStep
 from ssgd.methods.registry import METHODS
 
 try:
@@ -302,7 +302,7 @@ def same_end(one: str, other: str, name: str, seed: int = 0) -> None:
 
 def advance(recipe: Recipe, execution: Execution, steps: int) -> None:
     """Some steps of a job, as a process that is then killed takes them."""
-    set_up(resolved(recipe, "cuda"), execution)
+    set_up(recipe.resolved("cuda"), execution)
     job = Job(recipe, 0, execution, Ranks(), print)
     job.begin(Sources(execution))
     for _ in range(steps):

@@ -37,7 +37,6 @@ from ssgd.lab.experiments.running import branch, carry_out
 from ssgd.lab.train import Execution, Recipe, train
 from ssgd.lab.train.checkpoint import read_safetensors
 from ssgd.lab.train.engine import Stopped
-from ssgd.lab.train.execution import resolved
 from ssgd.lab.train.rundir import RunDir
 
 from .test_results import NEEDED as OF_A_ROW
@@ -48,7 +47,7 @@ NEEDED = OF_A_ROW | {"scale", "recipe", "curve"}
 
 
 def row_of(recipe, seed=0, **more):
-    recipe = resolved(replace(recipe, seeds=(seed,)), "cpu")
+    recipe = replace(recipe, seeds=(seed,)).resolved("cpu")
     told = {name: getattr(recipe, name) for name in ("model", "data", "method", "phases")}
     return Row(
         {"experiment": recipe.name, "seed": seed, "recipe": recipe.to_json(), **told, "test_accuracy": 50.0, **more}

@@ -10,9 +10,8 @@ from torch.optim import SGD
 
 from ssgd import SSGD, methods
 from ssgd.lab import models
-from ssgd.lab.train.faster import PairStep, can_pair, unchanged
 from ssgd.lab.train.kinds import Images
-from ssgd.lab.train.steps import BatchCounters, Step
+from ssgd.lab.train.steps import BatchCounters, PairStep, Step, can_pair, unchanged
 
 
 def trained(kind, name, size, steps=4, dropout=False, **options):

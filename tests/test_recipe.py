@@ -12,8 +12,7 @@ from ssgd.lab.data import registry as data
 from ssgd.lab.experiments import get, listing, names
 from ssgd.lab.experiments.identity import identity
 from ssgd.lab.train.engine import train
-from ssgd.lab.train.execution import Execution, resolved
-from ssgd.lab.train.recipe import Recipe
+from ssgd.lab.train.recipe import Execution, Recipe
 
 from .small_trainings import run_of, small
 
@@ -200,16 +199,16 @@ def test_the_rate_grows_with_the_batch_where_it_is_meant_for_another():
 
 
 def test_what_is_left_open_is_settled_and_kept():
-    assert resolved(Recipe(method="both"), "cpu") == Recipe(method="both", level=0.29, precision="fp32")
-    assert resolved(Recipe(method="both", level=0.5, precision="bf16"), "cpu").level == 0.5
-    assert resolved(Recipe(level=0.5), "cpu").level is None  # plain SGD has none
+    assert Recipe(method="both").resolved("cpu") == Recipe(method="both", level=0.29, precision="fp32")
+    assert Recipe(method="both", level=0.5, precision="bf16").resolved("cpu").level == 0.5
+    assert Recipe(level=0.5).resolved("cpu").level is None  # plain SGD has none
 
 
 @pytest.mark.parametrize(("method", "level"), [("split", 0.15), ("both", 0.29), ("sam", 0.05)])
 def test_a_level_left_open_is_the_same_under_either_distribution(method, level):
     for distribution in ("sphere", "uniform"):
         recipe = small(method=method, distribution=distribution, phases=f"1({method})-1", lr=(0.1, 0.01))
-        assert resolved(recipe, "cpu").level == level
+        assert recipe.resolved("cpu").level == level
         run = run_of(recipe)
         assert run.opt.param_groups[0][methods.get(method).settings[0].name] == level
         given = small(

@@ -14,8 +14,8 @@ from ssgd.cli.main import main
 from ssgd.lab.experiments import get
 from ssgd.lab.train import Execution, RunDir, train
 from ssgd.lab.train.distributed import Ranks
-from ssgd.lab.train.fingerprint import of_model
 from ssgd.lab.train.job import Job, Sources
+from ssgd.lab.train.rundir import of_model
 
 from .small_trainings import folder, small, trained
 
@@ -60,7 +60,7 @@ def test_a_model_that_has_changed_is_neither_reported_nor_trained_on(net, quiet,
 def test_weights_that_begin_otherwise_are_noticed_also_where_no_source_tells(net, quiet, monkeypatch):
     recipe = small(model="mine:build")
     train(recipe, quiet)
-    monkeypatch.setattr("ssgd.lab.train.fingerprint._sources", lambda *_: ())
+    monkeypatch.setattr("ssgd.lab.train.rundir._sources", lambda *_: ())
     file = folder(quiet) / "fingerprint.json"
     known = json.loads(file.read_text())
     del known["source"]

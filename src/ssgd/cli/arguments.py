@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..lab.solutions import Solution
-    from ..lab.train.execution import Execution
+    from ..lab.train.recipe import Execution
 
 RUN = "A run's folder, one of its checkpoints, or its weights.safetensors."
 
@@ -94,7 +94,7 @@ def refuse_several_processes(command: str) -> None:
 
 
 def execution(options: argparse.Namespace) -> Execution:
-    from ..lab.train.execution import Execution
+    from ..lab.train.recipe import Execution
 
     options.out.parent.mkdir(parents=True, exist_ok=True)
     return Execution(folder=options.folder, device=options.device)
@@ -105,8 +105,8 @@ def net_and_data(options: argparse.Namespace, kind: str) -> tuple[nn.Module, Any
     import torch
 
     from ..lab.solutions import net_of, solution
-    from ..lab.train.execution import Execution
     from ..lab.train.job import Sources
+    from ..lab.train.recipe import Execution
 
     found, execution = solution(options.solution), Execution(folder=options.folder, device=options.device)
     source: Any = Sources(execution).get(replace(found.recipe, precision="fp32"), torch.device(execution.kind))

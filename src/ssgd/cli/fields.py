@@ -12,9 +12,8 @@ from typing import Any
 
 from ..core.checks import did_you_mean
 from ..lab.experiments import get
-from ..lab.train.execution import Execution
 from ..lab.train.fields import as_text, types_of
-from ..lab.train.recipe import Recipe, setting_hint
+from ..lab.train.recipe import Execution, Recipe, setting_hint
 from ..lab.train.rundir import RunDir
 from ..methods import METHODS
 

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     from ..lab.experiments import wording
     from ..lab.experiments.running import carry_out
     from ..lab.train.distributed import is_first_process
-    from ..lab.train.execution import Execution
+    from ..lab.train.recipe import Execution
     from .progress import Progress
 
     if options.limit is not None:

@@ -79,7 +79,7 @@ def measure(found: Solution, out: Path, options: argparse.Namespace) -> Toleranc
     """Measures one solution on its test data; its statistics are gathered again from its training data."""
     from ..analysis import tolerance
     from ..lab.solutions import data_of, tasks
-    from ..lab.train.tasks import judged_by_test
+    from ..lab.train.evaluating import judged_by_test
 
     task = judged_by_test(tasks(found, execution(options), options.limit, large=True, decode=True))
     if not options.quiet:

@@ -9,8 +9,7 @@ from ..lab.data import registry as data
 from ..lab.models import registry as models
 from ..lab.train.distributed import is_first_process
 from ..lab.train.engine import compare
-from ..lab.train.execution import Execution
-from ..lab.train.recipe import Recipe
+from ..lab.train.recipe import Execution, Recipe
 from .comparison import Row, rows_of, table
 from .progress import Progress
 

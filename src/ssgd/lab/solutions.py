@@ -15,12 +15,10 @@ from ..analysis.task import Task
 from ..core.checks import check_count
 from . import models
 from .train.checkpoint import read_safetensors, weights
-from .train.execution import Execution
-from .train.fingerprint import check_unchanged, of_model, of_words
+from .train.evaluating import tasks_of
 from .train.job import Sources
-from .train.recipe import Recipe
-from .train.rundir import RunDir
-from .train.tasks import tasks_of
+from .train.recipe import Execution, Recipe
+from .train.rundir import RunDir, check_unchanged, of_model, of_words
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..train.engine import Stopped, explain
-from ..train.execution import Execution
-from ..train.recipe import Recipe
+from ..train.recipe import Execution, Recipe
 from .running import Ended, train_here
 
 TRIES = 4  # after the first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..solutions import Solution, data_of, solution, tasks
-from ..train.execution import Execution
+from ..train.recipe import Execution
 from .planning import Plan
 
 SIZES: dict[

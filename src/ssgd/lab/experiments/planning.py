@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ...core.checks import check_choice
-from ..train.execution import Execution
-from ..train.recipe import Recipe
+from ..train.recipe import Execution, Recipe
 from ..train.rundir import RunDir
 from .cells import SCALES, Experiment
 from .identity import identity

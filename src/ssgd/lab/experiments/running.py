@@ -12,9 +12,8 @@ from typing import Any
 from ...core.checks import check_count
 from ..train.distributed import is_first_process
 from ..train.engine import TIME_IS_UP, Listener, Stopped, compare, explain
-from ..train.execution import Execution, resolved
 from ..train.job import Job
-from ..train.recipe import Recipe
+from ..train.recipe import Execution, Recipe
 from ..train.rundir import RunDir, environment
 from .pictures import draw
 from .planning import Plan, Planned, device_name, longest_first, missing
@@ -103,7 +102,7 @@ def train_here(
     """Side by side on a GPU; a process trains in one precision at a time."""
     alike: dict[str, list[Recipe]] = {}
     for recipe in recipes:
-        alike.setdefault(resolved(recipe, execution.kind).precision, []).append(recipe)
+        alike.setdefault(recipe.resolved(execution.kind).precision, []).append(recipe)
     for group in alike.values():
         ready = [recipe for recipe in group if _branched(recipe, stem, execution, over)]
         at_once = min(execution.at_once, len(ready)) if execution.kind == "cuda" else 1
@@ -189,7 +188,7 @@ def branch(stem: Recipe, recipe: Recipe, execution: Execution) -> None:
     saved = origin.checkpoints.load()
     if saved is None:
         raise ValueError(f"{recipe.name} goes on from {stem.name}, which has not been trained here: run that first")
-    directory.open(resolved(recipe, execution.kind).to_json(), environment())
+    directory.open(recipe.resolved(execution.kind).to_json(), environment())
     directory.checkpoints.save(*saved)
     for row in origin.timings():  # the seconds of the whole training, as its passes are
         directory.add_timing(row)

@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from ..columns import in_columns
-from ..train.execution import Execution
 from ..train.kinds import figure
+from ..train.recipe import Execution
 from .catalogue import experiments
 from .cells import OURS, Experiment
 from .planning import Plan, Planned, device_name, expected_seconds, missing, plan

@@ -1,8 +1,7 @@
 """Training: a recipe in, a run directory out."""
 
 from .engine import Listener, compare, train
-from .execution import Execution
-from .recipe import Recipe
+from .recipe import Execution, Recipe
 from .rundir import RunDir, find_runs
 
 __all__ = ["Execution", "Listener", "Recipe", "RunDir", "compare", "find_runs", "train"]

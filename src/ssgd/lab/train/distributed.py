@@ -22,8 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ...core.parallel import is_sharded
 from ...core.versions import FSDP2, need
-from .execution import Execution
-from .recipe import Recipe
+from .recipe import Execution, Recipe
 
 T = TypeVar("T")
 Batch = tuple[Tensor, ...]

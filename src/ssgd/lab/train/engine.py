@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import threading
@@ -18,10 +19,11 @@ from typing import Any
 import torch
 
 from ...files import DiskProblem, make_room
+from ..compilation import allow_many_compilations, start_compilers
+from ..models.registry import MODELS
 from .distributed import Ranks, any_rank, by_first, check, joined
-from .execution import Execution, resolved, set_up
 from .job import Job, Sources
-from .recipe import Recipe
+from .recipe import Execution, Recipe
 from .running import Diverged
 
 TIME_IS_UP = -1  # where a signal's number would stand
@@ -111,12 +113,12 @@ def _all_jobs(
     for recipe in recipes:
         by_first(ranks, recipe.check_trainable)
         by_first(ranks, partial(check, recipe, execution, ranks))
-    precisions = {resolved(recipe, execution.kind).precision for recipe in recipes}
+    precisions = {recipe.resolved(execution.kind).precision for recipe in recipes}
     if len(precisions) > 1:
         raise ValueError(f"one process trains in one precision, not in {' and '.join(sorted(precisions))}")
     if execution.results is not None:
         by_first(ranks, partial(make_room, Path(execution.results)))
-    set_up(resolved(recipes[0], execution.kind), execution, *recipes[1:])
+    set_up(recipes[0].resolved(execution.kind), execution, *recipes[1:])
     with listener:
         jobs = [Job(recipe, seed, execution, ranks, listener.say) for recipe in recipes for seed in recipe.seeds]
         if len({job.folder for job in jobs}) < len(jobs):
@@ -126,6 +128,25 @@ def _all_jobs(
         with stop_on_signal() as stop:
             drive(jobs, at_once, Sources(execution), listener, within(execution.minutes, stop), when_over)
     return jobs
+
+
+def set_up(recipe: Recipe, execution: Execution, *others: Recipe) -> None:
+    """Sets torch's switches for the whole process, for this recipe and the others that are trained in it."""
+    tf32 = recipe.precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    models = (MODELS.get(one.model) for one in (recipe, *others))
+    kinds = {"images" if model is None else model.kind for model in models}  # a user's own are for images
+    # batches of speech have many lengths
+    torch.backends.cudnn.benchmark = not execution.deterministic and "speech" not in kinds
+    if execution.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(execution.deterministic)
+    on_one_gpu = execution.kind == "cuda" and os.environ.get("WORLD_SIZE", "1") == "1"
+    if "images" in kinds and (on_one_gpu if execution.compile is None else execution.compile):
+        allow_many_compilations()
+        if execution.kind == "cuda":
+            start_compilers()
 
 
 def drive(

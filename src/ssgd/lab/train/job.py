@@ -20,11 +20,9 @@ from ..data.registry import Source, load
 from .checkpoint import Checkpoints, write_safetensors
 from .distributed import Ranks, by_first, total
 from .evaluating import tolerance_figures, with_recomputed_bn
-from .execution import Execution, resolved
-from .fingerprint import check_unchanged, of_files, of_model, of_words
 from .kinds import figure
-from .recipe import Recipe
-from .rundir import RunDir, environment
+from .recipe import Execution, Recipe
+from .rundir import RunDir, check_unchanged, environment, of_files, of_model, of_words
 from .running import Diverged, Run
 
 TOLD = 20  # of what was skipped in the data, at the terminal
@@ -38,7 +36,7 @@ class Job:
     def __init__(
         self, recipe: Recipe, seed: int, execution: Execution, ranks: Ranks, say: Callable[[str], None]
     ) -> None:
-        self.recipe = replace(resolved(recipe, execution.kind), seeds=(seed,))
+        self.recipe = replace(recipe.resolved(execution.kind), seeds=(seed,))
         self.seed, self.execution, self.ranks, self.say = seed, execution, ranks, say
         self.label = f"{recipe.name}/seed-{seed}"
         self.folder = execution.run_folder(recipe, seed)

@@ -1,12 +1,14 @@
-"""A training as data: everything that decides its result, and nothing else."""
+"""A training as data: the recipe, which decides its result, and the execution, which does not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
+
+import torch
 
 from ...core.batchnorm import POLICIES
 from ...core.noise import DISTRIBUTIONS
@@ -179,6 +181,13 @@ class Recipe:
             decay_after=self.decay_after,
         )
 
+    def resolved(self, device: str) -> Recipe:
+        """Returns the recipe with what it leaves to the machine decided, as it is kept with the run."""
+        bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = self.precision if self.precision != "auto" else "bf16" if bf16 else "fp32"
+        level = registry.get(self.method).settled_level(self.level)
+        return replace(self, precision=precision, level=level)
+
     def with_changes(self, changes: Iterable[str]) -> Recipe:
         """A copy with ``key=value`` texts applied: ``lr=0.1,0.01``, ``method=split:0.15``, ``settings.share=0.3``."""
         values = fields.read_changes(self, [word for change in changes for word in _with_level(change)], setting_hint)
@@ -239,3 +248,60 @@ def setting_hint(key: str, text: str, values: Mapping[str, Any]) -> str | None:
                 words = f"method={method.name}:{text}" if index == 0 else f"method={method.name} settings.{key}={text}"
                 return f"{'the noise level' if key == 'noise' else key} is part of the method: {words}"
     return None
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where a training runs and what it leaves behind."""
+
+    out: str = declared("runs", "The folder that gets a folder for each run.")
+    folder: str | None = declared(None, "The folder of the data; none is $SSGD_DATA, or else a cache folder.")
+    download: bool = declared(True, "Fetches data that are missing.")
+    device: str = declared(
+        "auto", "The device; auto is cuda where there is a GPU, else cpu.", choices=("auto", "cpu", "cuda")
+    )
+    compile: bool | None = declared(None, "Compiles the passes by torch.compile; none is yes on one GPU.")
+    graph: bool | None = declared(None, "Runs a step as one CUDA graph; none is yes on one GPU.")
+    pair: bool | None = declared(None, "Makes the two passes of S-SGD at the same time; none is yes on one GPU.")
+    kernels: bool | None = declared(
+        None, "Uses kernels of this package for small convolutions in bf16; none is yes on GPUs."
+    )
+    deterministic: bool = declared(False, "Uses only operations that give the same bits every time.")
+    at_once: int = declared(12, "The number of runs side by side on one GPU.", least=1)
+    workers: int | None = declared(
+        None, "The number of processes that read images from a folder; none is as many as suit the machine.", least=0
+    )
+    keep: int = declared(2, "The number of checkpoints kept.", least=1)
+    checkpoint_seconds: float = declared(
+        60.0, "The seconds between checkpoints; there is always one at the end.", least=0
+    )
+    minutes: float | None = declared(
+        None, "Stops after this many minutes with all saved: the same command goes on.", above=0
+    )
+    results: str | None = declared(None, "A file that gets a line of JSON for each run that is finished.")
+    tensorboard: bool = declared(False, "Writes the metrics for TensorBoard too.")
+    progress: bool = declared(True, "Shows a progress bar.")
+
+    def __post_init__(self) -> None:
+        fields.check(self)
+        if self.results is not None and Path(self.results).is_dir():
+            raise ValueError(f"results={self.results} is a folder: name a file in it, such as results.jsonl")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device=cuda, but torch sees no GPU here: use device=cpu, or a torch built for CUDA")
+        if self.graph and self.kind == "cpu":
+            raise ValueError("graph=true needs a GPU, and this would train on the CPU: leave it out")
+
+    @cached_property
+    def kind(self) -> str:
+        """cpu or cuda."""
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        return self.device
+
+    def run_folder(self, recipe: Recipe, seed: int) -> Path:
+        """The folder of one run."""
+        return Path(self.out).expanduser() / recipe.name / f"seed-{seed}"
+
+    def with_changes(self, changes: Iterable[str]) -> Execution:
+        """A copy with ``key=value`` texts applied."""
+        return replace(self, **fields.read_changes(self, changes))

@@ -25,11 +25,10 @@ from ..data.registry import Source
 from .building import autocast, base_options, build_base, build_method, build_net
 from .distributed import Ranks, load_whole_state, of_each_rank, total, whole_state, wrap
 from .evaluating import averaged_net, evaluate
-from .faster import GraphOf, GraphSteps, PairStep, can_pair, unchanged
 from .kinds import kind_of
 from .phases import Phase
 from .recipe import Recipe
-from .steps import Step
+from .steps import GraphOf, GraphSteps, PairStep, Step, can_pair, unchanged
 
 FORMAT = 2  # of the state that goes into checkpoints
 
@@ -76,7 +75,7 @@ class Run:
         self.kind = kind_of(source)
         self.steps = source.steps(recipe.batch)
         if kernels and (not on_gpu or has_kernels(device)):
-            from .convolutions import use_fast_convolutions
+            from ...kernels.conv2d import use_fast_convolutions
 
             use_fast_convolutions(self.net)
         self.sharded = ranks.several and recipe.parallel == "fsdp"

@@ -71,7 +71,7 @@ def _dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
 @torch.library.custom_op("ssgd::conv3x3", mutates_args=())
 def conv3x3(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     """The convolution of ``x``, of 16 bits, with padding 1; the weight may have 32 and is rounded."""
-    from ...kernels import convolutions as kernels
+    from . import convolutions as kernels
 
     out = _out(x, weight, stride)
     kernels.forward(_pixels(x), _dense(weight), out, stride)
@@ -81,7 +81,7 @@ def conv3x3(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 @torch.library.custom_op("ssgd::conv3x3_grad_input", mutates_args=())
 def conv3x3_grad_input(gradient: Tensor, weight: Tensor, height: int, width: int, stride: int) -> Tensor:
     """The gradient of an input of that height and width."""
-    from ...kernels import convolutions as kernels
+    from . import convolutions as kernels
 
     out = _images(gradient, weight.shape[1], height, width)
     if weight.shape[1] < 16:  # too few for a matrix product, and training asks for no gradient of the images
@@ -94,7 +94,7 @@ def conv3x3_grad_input(gradient: Tensor, weight: Tensor, height: int, width: int
 @torch.library.custom_op("ssgd::conv3x3_grad_weight", mutates_args=())
 def conv3x3_grad_weight(gradient: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
     """The gradient of ``weight``, of its dtype and layout."""
-    from ...kernels import convolutions as kernels
+    from . import convolutions as kernels
 
     out = torch.empty_like(_dense(weight))
     kernels.grad_weight(_pixels(gradient), _pixels(x), out, stride)
