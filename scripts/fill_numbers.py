@@ -23,8 +23,8 @@ from functools import cache
 from pathlib import Path
 
 from ssgd.lab.experiments import Results, experiments
-from ssgd.lab.experiments.cells import Cell
-from ssgd.lab.experiments.rows import AGAIN, Row
+from ssgd.lab.experiments.cells import AGAIN, Cell
+from ssgd.lab.experiments.rows import Row
 from ssgd.lab.experiments.statistics import paired, sample
 from ssgd.lab.experiments.tables import targets
 from ssgd.lab.report.answers import counted, gains_of_the_paper

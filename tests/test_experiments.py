@@ -75,7 +75,7 @@ def shared(tmp_path_factory):
 def test_every_table_and_figure_of_the_paper_has_an_experiment():
     tables = [*(f"table{n}" for n in (1, 2, 3, 4, 5)), "tableA1", "tableA2"]
     figures = [*(f"fig{n}" for n in range(2, 8)), *(f"figA{n}" for n in range(1, 7))]
-    ours = ["baseline", "split", "noise_units", "ablations", "equal_cost", "tune", "front", "tolerance", "other_tasks"]
+    ours = ["baseline", "noise_units", "ablations", "equal_cost", "tune", "front", "tolerance", "other_tasks"]
     assert {one.name for one in experiments() if one.part} == {*tables, *figures, "comparison"}
     assert [one.name for one in experiments() if not one.part] == ours
     assert [one.name for one in experiments()] == list(EXPERIMENTS)
@@ -205,10 +205,38 @@ def test_a_curve_that_is_needed_must_be_whole(tmp_path):
     results, recipe = Results(tmp_path), tiny()
     results.append("a", row_of(recipe))
     results.append("b", row_of(recipe, curve=[None, 50.0]))
-    assert results.find(recipe, 0) and results.find(recipe, 0, curve=True) is None
+    assert results.find(recipe, 0) and results.find(recipe, 0, ["curve"]) is None
     results.append("c", row_of(recipe, curve=[40.0, 50.0]))
-    assert Results(tmp_path).find(recipe, 0, curve=True)["curve"] == [40.0, 50.0]
-    assert [len(plan(made_of(recipe, curves=c), "paper", Results(tmp_path)).to_do) for c in (True, False)] == [0, 0]
+    assert Results(tmp_path).find(recipe, 0, ["curve"])["curve"] == [40.0, 50.0]
+    for needs in (("curve",), ()):
+        assert not plan(made_of(recipe, needs=needs), "paper", Results(tmp_path)).to_do
+
+
+def test_a_run_without_what_is_asked_of_it_is_made_again_beside_its_row(here):
+    """As the rows of the front, which were made before there were figures of tolerance."""
+    recipe, results = replace(tiny(), tolerance=True), Results("results")
+    old, failed = (row_of(replace(recipe, tolerance=False), seed) for seed in (0, 1))
+    results.append("test", old)
+    results.append("test", Row({**failed, "diverged": "the loss is nan"}))
+    assert not plan(made_of(tiny(seeds=(0, 1))), "paper", results).to_do
+    todo = plan(made_of(replace(recipe, seeds=(0, 1))), "paper", results)
+    assert [run.seed for run in todo.to_do] == [0]
+    before = Path("results/test.jsonl").read_text()
+    assert carry_out(todo, here, results) == {}
+    assert Path("results/test.jsonl").read_text().startswith(before) and len(written("test")) == 3
+    results = Results("results")
+    assert not plan(made_of(recipe), "paper", results).to_do
+    assert "tolerance" in results.of(made_of(recipe).cells[0])[0]
+
+
+def test_rows_of_the_front_lack_tolerance_and_those_of_the_price_may_lack_statistics():
+    results = Results(COMMITTED)
+    made = {run.name: run for run in plan(experiment("front"), "paper", results).runs}
+    assert made["front/cifar100/resnet20/both-0.17/seed-0"].to_do
+    lacking = [
+        run.name for run in plan(experiment("equal_cost"), "paper", results, only="cifar100/resnet20/base/").to_do
+    ]
+    assert lacking == [f"equal_cost/cifar100/resnet20/base/seed-{seed}" for seed in (1, 2)]
 
 
 def test_a_row_that_lacks_what_a_plan_needs_is_passed_over(tmp_path, capsys):
@@ -275,7 +303,7 @@ def test_the_expected_time_comes_from_rows_of_the_same_net_and_device():
 def test_a_row_without_a_curve_is_of_no_use_where_one_is_needed(tmp_path):
     (tmp_path / "test.jsonl").write_text(json.dumps({**row_of(tiny()), "curve": None}) + "\n")
     results = Results(tmp_path)
-    assert results.find(tiny(), 0) is not None and results.find(tiny(), 0, curve=True) is None
+    assert results.find(tiny(), 0) is not None and results.find(tiny(), 0, ["curve"]) is None
 
 
 def test_what_is_held_out_costs_nothing_and_data_of_unknown_size_no_known_time():
@@ -334,14 +362,14 @@ def test_front_states_every_level_of_noise_as_a_ratio_of_norms():
 def test_a_plan_says_all_before_anything_is_done(here, capsys):
     assert main(["reproduce", "fig7", "--plan", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
-    assert "3 runs, 0 done, 3 to do\ncost: 525 passes over the data, 2.62e+07 samples" in shown
+    assert "3 runs, 0 done, 3 to do\n" in shown and "\ncost: 525 passes over the data, 2.62e+07 samples" in shown
     assert "expected time: not known: no finished row on cpu is of resnet20" in shown
     assert "then the plane from the solutions: results/fig7/plane.npz" in shown
     assert (
         main(["reproduce", "table2", "--plan", "--scale", "small", "--device", "cpu", "--only", "vgg6/*/seed-1"]) == 0
     )
     shown = capsys.readouterr().out
-    assert "2 seeds (the paper's: 5 seeds)" in shown and "6 runs, 0 done" in shown
+    assert "2 seeds" in shown and "6 runs, 0 done" in shown
     assert re.search(r"^table2/cifar100/vgg6/both-0.4 +1 +350$", shown, re.MULTILINE)
     both = plan(experiment("table2"), "small", Results("results"), only=("vgg6/*/seed-1", "wrn28-2/base/seed-0"))
     assert len(both.runs) == 6 + 2
@@ -726,7 +754,7 @@ def test_a_run_that_was_cut_costs_what_is_left(here, monkeypatch):
         carry_out(plan(made_of(recipe), "paper", results), here, results)
     cut = plan(made_of(recipe), "paper", results)
     assert [(run.begun, run.left) for run in cut.to_do] == [(2, 4)]
-    told = wording.of_plan(cut, results, here)
-    assert "1 to do (1 of which go on where they were cut)" in told and "cost: 4 passes" in told
+    told = wording.of_plans([cut], results, here)
+    assert "1 to do, each training once (1 of which go on where they were cut)" in told and "cost: 4 passes" in told
     shutil.rmtree(before.folder / "checkpoints")  # then it begins anew
     assert [run.begun for run in plan(made_of(recipe), "paper", results).to_do] == [0]

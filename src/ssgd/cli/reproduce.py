@@ -73,11 +73,8 @@ def run(options: argparse.Namespace) -> int:
     execution = Execution(**{name: getattr(options, name) for name in same}, progress=True)
     part = {"seeds": options.seeds, "only": options.only}
     plans = experiments.plans(chosen, options.scale, results, options.out, **part)
-    several = len(plans) > 1
     if is_first_process():
-        told = [wording.of_plan(plan, results, execution, None if several else options.limit) for plan in plans]
-        told += [wording.in_all(plans, results, execution, options.limit)] if several else []
-        print("\n\n".join(told), flush=True)
+        print(wording.of_plans(plans, results, execution, options.limit), flush=True)
         if options.plan and any(plan.to_do for plan in plans):
             print(wording.to_do(plans, options.limit))
     if options.plan:

@@ -33,7 +33,6 @@ _makers: dict[str, Callable[[], Experiment]] = {  # in the paper's order, then o
     "figA6": figures.fig_a6,
     "comparison": tables.comparison,
     "baseline": questions.baseline,
-    "split": questions.split,
     "noise_units": questions.noise_units,
     "ablations": questions.ablations,
     "equal_cost": questions.equal_cost,

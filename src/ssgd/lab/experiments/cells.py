@@ -17,6 +17,7 @@ from .identity import identity
 
 SCALES = ("smoke", "small", "paper")
 OURS = "our own question"
+AGAIN = "test_accuracy_recomputed_bn"  # with batch-norm's statistics gathered again for the clean weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,7 @@ class Experiment:
     note: str = ""  # what a reader has to know
     before: str = ""  # what one has to know before running it
     picture: Picture | None = None
-    curves: bool = False  # a row needs the figures of every epoch
+    needs: tuple[str, ...] = ()  # figures without which a row does not count as done; of "curve" every epoch
     stem: str | None = None
     small_seeds: int = 2
     unseen: bool = False  # seed 0, with which levels were tuned, is left out

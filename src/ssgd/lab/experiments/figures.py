@@ -128,7 +128,7 @@ def fig4() -> Experiment:
         cells.append(Cell(key, make, label, "last epoch", theirs.mean, theirs.sd, base=base))
     about = "Test accuracy after each epoch, the paper's the mean of five runs: ResNet20, CIFAR-10."
     axes: dict[str, Any] = {"x": "epoch", "y": "test accuracy, %"}
-    return Experiment("fig4", "Figure 4", about, tuple(cells), part="figure 4", curves=True, **axes)
+    return Experiment("fig4", "Figure 4", about, tuple(cells), part="figure 4", needs=("curve",), **axes)
 
 
 def fig5() -> Experiment:
@@ -196,7 +196,9 @@ def fig6() -> Experiment:
     note = "The paper's curves are not in its source."
     cells = corpora((190,), "test_cer", "{label}")
     axes: dict[str, Any] = {"x": "epoch", "y": "CER, validation, %", "base": "Adam"}
-    return Experiment("fig6", "Figure 6", about, cells, part="figure 6", note=note, before=WSJ, curves=True, **axes)
+    return Experiment(
+        "fig6", "Figure 6", about, cells, part="figure 6", note=note, before=WSJ, needs=("curve",), **axes
+    )
 
 
 def fig7() -> Experiment:

@@ -106,8 +106,9 @@ def plan(
 ) -> Plan:
     """What there is and what is missing.
 
-    A run is done when any row of the results is of the same training and seed. Where a picture is still to be made
-    from its weights, they must lie below ``out`` too. ``only``: a pattern, or several, for names of runs.
+    A run is done when any row of the results is of the same training and seed and carries what is needed. Where a
+    picture is still to be made from its weights, they must lie below ``out`` too. ``only``: a pattern, or several, for
+    names of runs.
     """
     return plans([experiment], scale, results, out, seeds=seeds, only=only)[0]
 
@@ -156,7 +157,7 @@ def missing(plans: Sequence[Plan]) -> dict[str, tuple[Plan, Planned]]:
 
 def _particular(plan: Plan) -> bool:
     """Whether it needs more of its runs than their row."""
-    return plan.experiment.curves or bool(plan.pictures)
+    return "curve" in plan.experiment.needs or bool(plan.pictures)
 
 
 def _plan(
@@ -174,7 +175,7 @@ def _plan(
     used: set[str] = set()
     for recipe in _one_seed_each(recipes, seeds):
         seed = recipe.seeds[0]
-        row = results.find(recipe, seed, experiment.curves)
+        row = results.find(recipe, seed, experiment.needs)
         folder = _folder(recipe, None if experiment.stem else row, out)
         needed = bool(pictures) and seed == pictured
         without_weights = needed and not _weights(folder) and row is not None and "diverged" not in row

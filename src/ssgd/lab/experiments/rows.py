@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import Any, TypeGuard
 
 from ...files import append_line, explained, locked
 from ..train.recipe import Recipe
-from .cells import Cell
+from .cells import AGAIN, Cell
 from .identity import identity
 
-AGAIN = "test_accuracy_recomputed_bn"  # with batch-norm's statistics gathered again for the clean weights
+LATER_FIGURES = {AGAIN, "tolerance"}  # which the first rows lack
 RECOMPUTED = "recomputed-bn.json"
 NEEDED = {"experiment": str, "model": str, "data": str, "method": str, "phases": str, "seed": int}
 FIGURES = ("accuracy", "perplexity", "wer", "cer")
@@ -64,6 +64,11 @@ class Row(dict[str, Any]):
         found = self.get(name, self.get(name.removeprefix("test_")))
         return float(found) if is_number(found) else None
 
+    def carries(self, needs: Collection[str]) -> bool:
+        """Whether it has all of these figures, and its ``curve`` whole; what diverged has none and needs none."""
+        whole = None not in (self.curve("test") or [None])
+        return self.diverged or all(whole if need == "curve" else need in self for need in needs)
+
     def curve(self, name: str) -> list[float | None]:
         """Returns a figure after each epoch: ``test``, ``loss``, ``valid_cer``, …"""
         found: list[float | None] = (
@@ -100,24 +105,31 @@ class Results:
             self._read_all()
             yield
 
-    def find(self, recipe: Recipe, seed: int, curve: bool = False) -> Row | None:
-        """Returns the row of this training with this seed, under any name; with its whole curve if need be."""
+    def find(self, recipe: Recipe, seed: int, needs: Collection[str] = ()) -> Row | None:
+        """Returns the row of this training with this seed, under any name, that carries what is needed.
+
+        A recipe that asks for tolerance needs those figures. A row without them stays, and another is made beside it.
+        """
+        needs = {*needs, "tolerance"} if recipe.tolerance else needs
         for row in self._of.get(identity(recipe), []):
             same = row.seed == seed and recipe.precision in ("auto", row["recipe"].get("precision"))
-            if same and not (curve and None in (row.curve("test") or [None])):
+            if same and row.carries(needs):
                 return row
         return None
 
     def of(self, cell: Cell, unseen: bool = False) -> dict[int, Row]:
         """Returns the rows of a cell by seed, each seed once, without seed 0 if it must be ``unseen``.
 
-        Of a training that was made twice the row made for this part of the paper counts, and rather one that did not
-        diverge.
+        Of a training that was made twice counts a row that did not diverge, then one made for this part of the paper,
+        then the one with more figures.
         """
         part = f"{cell.name.partition('/')[0]}/"
-        known = self._of.get(cell.identity, [])
+
+        def rank(row: Row) -> tuple[bool, bool, int]:
+            return row.diverged, not row["experiment"].startswith(part), -len(row.keys() & LATER_FIGURES)
+
         found: dict[int, Row] = {}
-        for row in sorted(known, key=lambda row: (row.diverged, not row["experiment"].startswith(part))):
+        for row in sorted(self._of.get(cell.identity, []), key=rank):
             if row.seed or not unseen:
                 found.setdefault(row.seed, row)
         return {seed: found[seed] for seed in sorted(found)}

@@ -62,7 +62,7 @@ def carry_out(
         plan, run = chosen[ended["name"]]
         row = Row({**found, "scale": plan.scale, "at_once": ended["at_once"]})
         with results.alone():
-            if results.find(run.recipe, run.seed, plan.experiment.curves) is None or not results.has(row):
+            if results.find(run.recipe, run.seed, plan.experiment.needs) is None or not results.has(row):
                 results.append(plan.experiment.name, row)
 
     for stem, recipes in _stages(list(chosen.values()), execution):

@@ -10,7 +10,7 @@ from ..columns import in_columns
 from ..train.kinds import figure
 from ..train.recipe import Execution
 from .catalogue import experiments
-from .cells import OURS, Experiment
+from .cells import OURS
 from .planning import Plan, Planned, device_name, expected_seconds, missing, plan
 from .rows import Results
 
@@ -25,42 +25,38 @@ def listing(scale: str, results: Results, out: str | Path) -> str:
     return in_columns(rows)
 
 
-def of_plan(plan: Plan, results: Results, execution: Execution, limit: int | None = None) -> str:
-    """What there is to do and what it costs."""
-    experiment, todo = plan.experiment, plan.to_do
-    lines = [
-        f"{experiment.name} ({experiment.part or OURS}): {experiment.subject}",
-        f"scale {plan.scale}: {_size(plan)}",
-    ]
-    if experiment.before:
-        lines.append(f"note: {experiment.before}")
-    if results.skipped:
-        lines.append(f"note: {len(results.skipped)} lines of the results cannot be read ({results.skipped[0]} first)")
-    lines.append(f"{len(plan.runs)} runs, {len(plan.runs) - len(todo)} done, {len(todo)} to do")
-    if limit is not None and limit < len(todo):
-        todo = todo[:limit]
-        lines[-1] += f", {limit} of them now"
-    if cut := sum(run.begun > 0 for run in todo):
-        lines[-1] += f" ({cut} of which go on where they were cut)"
-    if todo:
-        lines += [f"cost: {_cost(todo)}", f"expected time: {_time(todo, results, execution)}"]
-    if plan.pictures:
-        assert experiment.picture is not None
-        files = ", ".join(f"{path}.npz" for path in plan.pictures.values())
-        lines.append(f"then the {experiment.picture.kind} from the solutions: {files}")
-    return "\n".join(lines)
-
-
-def in_all(plans: Sequence[Plan], results: Results, execution: Execution, limit: int | None = None) -> str:
-    """What several plans have to do together."""
+def of_plans(plans: Sequence[Plan], results: Results, execution: Execution, limit: int | None = None) -> str:
+    """What there is to do, and what all of it costs."""
     runs = [run for _, run in missing(plans).values()]
     line = f"in all: {len(runs)} to do, each training once"
     if limit is not None and limit < len(runs):
         runs = runs[:limit]
         line += f", {limit} of them now"
-    if not runs:
-        return line
-    return f"{line}\ncost: {_cost(runs)}\nexpected time: {_time(runs, results, execution)}"
+    if cut := sum(run.begun > 0 for run in runs):
+        line += f" ({cut} of which go on where they were cut)"
+    lines = [line, f"cost: {_cost(runs)}", f"expected time: {_time(runs, results, execution)}"] if runs else [line]
+    if results.skipped:
+        lines.append(f"note: {len(results.skipped)} lines of the results cannot be read ({results.skipped[0]} first)")
+    return "\n\n".join([*map(_of_plan, plans), "\n".join(lines)])
+
+
+def _of_plan(plan: Plan) -> str:
+    experiment, recipes = plan.experiment, plan.experiment.recipes(plan.scale)
+    counts = {len(recipes)}, {len(one.seeds) for one in recipes}, {one.schedule.epochs for one in recipes}
+    extent = ", ".join(map(_counted, counts, ("recipe", "seed", "epoch")))
+    if plan.scale == "smoke":
+        extent = "embedded data, tiny nets, an epoch a phase; no figure of it means anything"
+    done = len(plan.runs) - len(plan.to_do)
+    lines = [
+        f"{experiment.name} ({experiment.part or OURS}): {experiment.subject}",
+        f"scale {plan.scale}: {extent}",
+        *([f"note: {experiment.before}"] if experiment.before else []),
+        f"{len(plan.runs)} runs, {done} done, {len(plan.to_do)} to do",
+    ]
+    if experiment.picture and plan.pictures:
+        files = ", ".join(f"{path}.npz" for path in plan.pictures.values())
+        lines.append(f"then the {experiment.picture.kind} from the solutions: {files}")
+    return "\n".join(lines)
 
 
 def to_do(plans: Sequence[Plan], limit: int | None = None) -> str:
@@ -91,26 +87,6 @@ def outcome(plan: Plan, results: Results) -> str:
     lacking += [f"{path}.npz" for path in plan.pictures.values()]
     missing = f"still missing: {', '.join(lacking)}" if lacking else "nothing is missing"
     return f"{in_columns(rows)}\n{missing}; new rows go to {kept}"
-
-
-def _size(plan: Plan) -> str:
-    """In what it is less than the paper's."""
-    if plan.scale == "smoke":
-        return "embedded data, tiny nets, an epoch a phase; no figure of it means anything"
-    of_paper, here = (_extent(plan.experiment, scale) for scale in ("paper", plan.scale))
-    if plan.scale == "paper":
-        return ", ".join(here)
-    told = (
-        mine + (f" (the paper's: {full})" if mine != full else "") for mine, full in zip(here, of_paper, strict=True)
-    )
-    return ", ".join(told)
-
-
-def _extent(experiment: Experiment, scale: str) -> tuple[str, str, str]:
-    recipes = experiment.recipes(scale)
-    counts = {len(recipe.seeds) for recipe in recipes}
-    epochs = {recipe.schedule.epochs for recipe in recipes}
-    return _counted({len(recipes)}, "recipe"), _counted(counts, "seed"), _counted(epochs, "epoch")
 
 
 def _counted(numbers: set[int], what: str) -> str:

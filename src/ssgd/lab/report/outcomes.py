@@ -9,9 +9,9 @@ from functools import cached_property
 from statistics import mean
 
 from ..experiments.catalogue import experiments
-from ..experiments.cells import Cell, Experiment
+from ..experiments.cells import AGAIN, Cell, Experiment
 from ..experiments.questions import fitted
-from ..experiments.rows import AGAIN, Results, Row, is_number
+from ..experiments.rows import Results, Row, is_number
 from ..experiments.statistics import Difference, Sample, paired, sample
 from . import verdicts
 from .verdicts import CALIBRATED, FAILED, NOT_RUN, OURS_ALONE, Interval, Spread, combined, pooled, welch
