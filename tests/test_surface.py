@@ -1,12 +1,13 @@
 """Losses over lines and planes, against closed forms."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from ssgd.analysis import Directions, Line, Plane, Task, evaluate
-from ssgd.analysis.geometry import PointLoader
 
 from .surface_problems import Point, net
 
@@ -52,8 +53,8 @@ def test_a_quadratic_around_a_point():
     assert (surface.seed, surface.normalise) == (7, "filter")
 
 
-@pytest.mark.parametrize("interpolated", [False, True])
-def test_a_model_is_moved_to_what_its_geometry_says(plane, interpolated):
+@pytest.mark.parametrize("mode", ["keep", "interpolate"])
+def test_a_model_is_moved_to_what_its_geometry_says(plane, mode):
     """Weights and buffers of every kind of geometry, at an anchor, between and beyond; of several dtypes."""
 
     class Odd(nn.Module):
@@ -66,13 +67,18 @@ def test_a_model_is_moved_to_what_its_geometry_says(plane, interpolated):
     states = [Odd(seed).state_dict() for seed in range(3)]
     model = Odd(9)
     for geometry in (Line(*states[:2], model), Plane(*states, model), Directions(states[0], model, 2, seed=1)):
-        load = PointLoader(model, geometry, interpolated)
-        for point in (geometry.coordinates[-1], geometry.coordinates[0] + 0.3, geometry.coordinates[0] - 0.7):
-            load(point)
-            expected = geometry.weights_at(*point) | geometry.buffers_at(
-                *point, mode="interpolate" if interpolated else "keep"
-            )
-            found = model.state_dict()
+        seen = []
+
+        def watched(model, batch, seen=seen):
+            seen.append({name: t.clone() for name, t in model.state_dict().items()})
+            return batch.sum()
+
+        task, (first, *_) = Task(model, watched, [torch.ones(1)]), geometry.coordinates
+        grid = tuple(np.array([at - 0.7, at, at + 0.3]) for at in first)
+        evaluate(geometry, {"watched": task}, grid, mode, progress=False)
+        points = [*geometry.coordinates.tolist(), *product(*grid)]
+        for point, found in zip(points, seen, strict=True):
+            expected = geometry.weights_at(*point) | geometry.buffers_at(*point, mode=mode)
             assert found.keys() == expected.keys()
             for name, value in expected.items():
                 torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from abc import ABC, abstractmethod
@@ -15,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core import stale
 from ..core.checks import check_choice, check_count, check_seed
 from ..core.noise import mix
 from ..core.selection import magnitudes
@@ -40,6 +40,7 @@ class Geometry(ABC):
     moving: tuple[str, ...] = field(init=False)
     tied: Mapping[str, str] = field(init=False)  # other names of what moves, and the name among ``moving``
     coordinates: Array = field(init=False)  # of the anchors, a row each
+    alike: Sequence[tuple[list[str], list[Tensor]]] = field(init=False)  # names, and all of each ingredient as a vector
     names: Sequence[str] = field(kw_only=True)  # of the anchors, for pictures
 
     @abstractmethod
@@ -50,21 +51,19 @@ class Geometry(ABC):
     def shares(self, *coordinates: float) -> tuple[float, ...]:
         """Returns the share of each anchor at a point; the shares add up to one."""
 
-    def ingredients(self) -> tuple[State, ...]:
-        """Returns the states whose combination a point's weights are; a name missing in one counts as zero there."""
-        return self.anchors
-
     def amounts(self, *coordinates: float) -> tuple[float, ...]:
-        """Returns the amount of each ingredient at a point."""
+        """Returns the amount of each ingredient at a point: the anchors, and the directions from one if there are."""
         return self.shares(*coordinates)
 
     def weights_at(self, *coordinates: float) -> dict[str, Tensor]:
         """Returns a point's parameters by all their names; at an anchor its own, bit for bit."""
-        anchor = self.anchor_at(*coordinates)
-        if anchor is not None:
-            weights = {name: self.anchors[anchor][name].clone() for name in self.moving}
-        else:
-            weights = {name: self._blended(name, coordinates) for name in self.moving}
+        anchor, amounts = self.anchor_at(*coordinates), self.amounts(*coordinates)
+        weights = {}
+        for names, vectors in self.alike:
+            values = blend(amounts, vectors).to(vectors[0].dtype) if anchor is None else vectors[anchor].clone()
+            shapes = [self.anchors[0][name].shape for name in names]
+            parts = torch.split(values, [shape.numel() for shape in shapes])
+            weights.update({name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)})
         return weights | {name: weights[first] for name, first in self.tied.items()}
 
     def buffers_at(self, *coordinates: float, mode: str) -> dict[str, Tensor]:
@@ -80,10 +79,19 @@ class Geometry(ABC):
         if mode == "interpolate" and self.anchor_at(*coordinates) is None:
             for name, tensor in buffers.items():
                 if tensor.is_floating_point():
-                    buffers[name] = self._blended(name, coordinates)
+                    tensors = [state[name] for state in self.anchors]
+                    buffers[name] = blend(self.shares(*coordinates), tensors).to(tensor.dtype)
                 if name.endswith("running_var"):
                     buffers[name].clamp_(min=0)  # beyond the anchors a share is negative, and a variance may not be
         return buffers
+
+    def to(self, device: torch.device) -> Geometry:
+        """Returns the same geometry, whose points are computed on another device."""
+        moved = copy.copy(self)
+        anchors = tuple({name: t.to(device) for name, t in state.items()} for state in self.anchors)
+        object.__setattr__(moved, "anchors", anchors)
+        object.__setattr__(moved, "alike", [(names, [v.to(device) for v in vs]) for names, vs in self.alike])
+        return moved
 
     def anchor_at(self, *coordinates: float) -> int | None:
         """Returns the number of the anchor that lies exactly there."""
@@ -122,11 +130,19 @@ class Geometry(ABC):
         tied = {name: first for name, first in named.items() if name != first and name in anchors[0]}
         for name, value in {"anchors": anchors, "moving": moving, "tied": tied, **values}.items():
             object.__setattr__(self, name, value)
+        self._mix(anchors)
 
-    def _blended(self, name: str, coordinates: Sequence[float]) -> Tensor:
-        mixed = zip(self.amounts(*coordinates), self.ingredients(), strict=True)
-        amounts, tensors = zip(*((amount, state[name]) for amount, state in mixed if name in state), strict=True)
-        return blend(amounts, tensors).to(tensors[0].dtype)
+    def _mix(self, ingredients: Sequence[State]) -> None:
+        """Lays out as vectors what the points are combined from; a name missing in an ingredient is zero there."""
+        first, alike = ingredients[0], defaultdict[torch.dtype, list[str]](list)
+        for name in self.moving:
+            alike[first[name].dtype].append(name)
+
+        def flat(state: State, names: list[str]) -> Tensor:
+            return torch.cat([state.get(name, torch.zeros_like(first[name])).reshape(-1) for name in names])
+
+        vectors = [(names, [flat(state, names) for state in ingredients]) for names in alike.values()]
+        object.__setattr__(self, "alike", vectors)
 
     def _distance(self, shares: Sequence[float]) -> float:
         """Returns the length of a combination of the anchors whose shares add up to zero, in double precision."""
@@ -235,6 +251,7 @@ class Directions(Geometry):
             raise ValueError("no parameter has two or more dimensions, and biases stay: there is no direction to go")
         drawn = tuple(_direction(weights, mix(self.seed, i), self.normalise) for i in range(self.count))
         object.__setattr__(self, "directions", drawn)
+        self._mix((*self.anchors, *drawn))
 
     def grid(self, points: int = 51, reach: float = 1.0) -> Axes:
         """Returns points from ``-reach`` to ``reach`` along each direction."""
@@ -242,9 +259,6 @@ class Directions(Geometry):
 
     def shares(self, *coordinates: float) -> tuple[float, ...]:
         return (1.0,)
-
-    def ingredients(self) -> tuple[State, ...]:
-        return *self.anchors, *self.directions
 
     def amounts(self, *coordinates: float) -> tuple[float, ...]:
         return 1.0, *coordinates
@@ -307,58 +321,3 @@ def _direction(weights: State, seed: int, normalise: str) -> State:
             drawn = (drawn.reshape(parts) * (aim / length)).reshape(weight.shape)
         direction[name] = drawn
     return direction
-
-
-class PointLoader:
-    """Loads the weights of a geometry's points into a model, in a few calls and on its device.
-
-    Buffers become those of the nearest anchor, or are ``interpolated``.
-    """
-
-    def __init__(self, model: nn.Module, geometry: Geometry, interpolated: bool) -> None:
-        self.geometry = geometry
-        self.interpolated = interpolated
-        targets = {
-            **dict(model.named_buffers(remove_duplicate=False)),
-            **dict(model.named_parameters(remove_duplicate=False)),
-        }
-        alike: dict[Any, list[str]] = defaultdict(list)
-        for name in geometry.moving:
-            alike[geometry.anchors[0][name].dtype, targets[name].device].append(name)
-        self._weights = [_Weights(geometry, names, [targets[name] for name in names]) for names in alike.values()]
-        others = geometry.anchors[0].keys() - {*geometry.moving, *geometry.tied}
-        self._buffers = {name: t for name, t in targets.items() if name in others}
-        self._kept = [[state[name].to(t.device) for name, t in self._buffers.items()] for state in geometry.anchors]
-
-    @torch.no_grad()
-    def __call__(self, point: Sequence[float]) -> None:
-        anchor = self.geometry.anchor_at(*point)
-        if self._buffers:
-            values = self._kept[self.geometry.nearest(*point)]
-            if self.interpolated and anchor is None:
-                found = self.geometry.buffers_at(*point, mode="interpolate")
-                values = [found[name].to(target.device) for name, target in self._buffers.items()]
-            torch._foreach_copy_(list(self._buffers.values()), values)
-        for weights in self._weights:  # last: a buffer may be tied to them
-            weights.load(anchor, self.geometry.amounts(*point))
-        stale.forget()
-
-
-class _Weights:
-    """Weights of one dtype and device; each ingredient's are one vector, the anchors' first."""
-
-    def __init__(self, geometry: Geometry, names: list[str], targets: list[Tensor]) -> None:
-        self.targets = targets
-        self.sizes = [target.numel() for target in targets]
-        self.ingredients = [_flat(state, names, targets) for state in geometry.ingredients()]
-
-    def load(self, anchor: int | None, amounts: Sequence[float]) -> None:
-        vectors = self.ingredients
-        values = blend(amounts, vectors).to(vectors[0].dtype) if anchor is None else vectors[anchor]
-        parts = torch.split(values, self.sizes)
-        torch._foreach_copy_(self.targets, [part.view_as(t) for part, t in zip(parts, self.targets, strict=True)])
-
-
-def _flat(state: State, names: list[str], targets: list[Tensor]) -> Tensor:
-    parts = [state[name] if name in state else torch.zeros_like(t) for name, t in zip(names, targets, strict=True)]
-    return torch.cat([part.to(targets[0].device).reshape(-1) for part in parts])

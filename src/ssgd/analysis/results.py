@@ -6,22 +6,24 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from glob import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch.distributed as dist
 
-from ..files import append_line, drop_cut_line, explained, write_whole
+from ..files import append_line, drop_cut_line, make_room, write_whole
 
 T = TypeVar("T")
 Header = dict[str, Any]
-Rows = dict[int, dict[str, Any]]
+Row = dict[str, Any]
+Rows = dict[int, Row]
 
 
 def save(result: Any, path: str | Path) -> None:
@@ -53,77 +55,90 @@ def with_ending(path: Path, ending: str) -> Path:
     return path.with_name(path.name.removesuffix(".npz").removesuffix(".json") + ending)
 
 
-@dataclass(frozen=True)
-class Journal:
-    """The rows that are done, in ``path``.jsonl: a header, then a line for each row; further ranks have a file each."""
+def complete(
+    path: str | Path | None,
+    header: Header,
+    groups: Sequence[range],
+    measure: Callable[[range], list[Any]],
+    result: Callable[[Header, list[Row]], T],
+    unit: str,
+    progress: bool,
+) -> T:
+    """Measures what is missing in the journal ``path``.jsonl, and returns the ``result`` of its header and all rows.
 
-    path: Path | None
-    header: Header
-    rank: int
-    count: int
-    group: Any
+    The journal has a header, which holds all that the rows are a function of, and a line for each row: a call that was
+    cut goes on there, and rows under another header are refused. ``measure(group)`` returns what is measured for each
+    number of a group. At the end the result is saved at ``path``, without its ``seconds``, the time of all rows.
 
-    def begin(self) -> Rows:
-        """Returns the rows that are there already, of all ranks."""
-        if self.path is None:
-            return {}
-        with explained(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = self._union(_rows(self.path, self.header))
-        drop_cut_line(self._file)
-        if not self._file.exists() or not self._file.stat().st_size:
-            append_line(self._file, json.dumps(self.header))
-        return rows
-
-    def write(self, index: int, row: dict[str, Any]) -> None:
-        if self.path is not None:
-            append_line(self._file, json.dumps({"point": index, **row}))
-
-    def end(self, rows: Rows) -> Rows:
-        """Returns the rows of all ranks, and leaves them in one file."""
-        rows = dict(sorted(self._union(rows).items()))
-        if self.path is not None and self.rank == 0:
-            lines = [json.dumps({"point": index, **row}) for index, row in rows.items()]
-            write_whole(_file(self.path), "".join(f"{line}\n" for line in (json.dumps(self.header), *lines)).encode())
-            for part in _parts(self.path):
+    Processes that ``torchrun`` started share the groups out, with a file each until the end; all return the result.
+    """
+    path, header = None if path is None else Path(path), json.loads(json.dumps(header))  # as it will be read again
+    with _processes() as (rank, count, union):
+        rows = union({} if path is None else _rows(path, header))
+        if path is not None:
+            _begin(_file(path, rank), header)
+        missing = [group for group in groups if not rows.keys() >= {*group}][rank::count]
+        with progress_bar(sum(map(len, missing)), unit, progress and rank == 0) as done:
+            for group in missing:
+                start = time.perf_counter()
+                found = measure(group)
+                seconds = (time.perf_counter() - start) / len(group)
+                for index in (index for index in group if index not in rows):
+                    rows[index] = {"measured": found[index - group.start], "seconds": seconds}
+                    if path is not None:
+                        append_line(_file(path, rank), _line(index, rows[index]))
+                done(len(group))
+        rows = dict(sorted(union(rows).items()))
+        whole: Any = result(header, list(rows.values()))
+        if path is not None and rank == 0:
+            lines = [json.dumps(header), *(_line(*item) for item in rows.items())]
+            write_whole(_file(path), "".join(f"{line}\n" for line in lines).encode())
+            for part in _parts(path):
                 part.unlink()
-        return rows
-
-    @property
-    def _file(self) -> Path:
-        assert self.path is not None
-        return _file(self.path, self.rank)
-
-    def _union(self, rows: Rows) -> Rows:
-        if self.count == 1:
-            return rows
-        held: list[Any] = [None] * self.count
-        dist.all_gather_object(held, rows, group=self.group)
-        return {index: row for part in held for index, row in part.items()}
+            save(whole, path)
+    return cast(T, replace(whole, seconds=sum(row["seconds"] for row in rows.values())))
 
 
 @contextmanager
-def open_journal(path: Path | None, header: Header) -> Iterator[Journal]:
-    """Opens the journal of one process, or of those that ``torchrun`` started, which leave it together.
+def _processes() -> Iterator[tuple[int, int, Callable[[Rows], Rows]]]:
+    """Yields the number of this process, that of all that ``torchrun`` started, and the union of their rows.
 
-    ``header`` holds all that the rows are a function of: rows under another header are refused.
+    They leave together.
     """
     ours = dist.is_available() and not dist.is_initialized() and "RANK" in os.environ
     if ours:
         dist.init_process_group("gloo")
     try:
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-            yield Journal(path, header, 0, 1, None)
+            yield 0, 1, lambda rows: rows
             return
         patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))  # a rank may be done hours before another
+
+        def union(rows: Rows) -> Rows:
+            held: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(held, rows, group=patient)
+            return {index: row for part in held for index, row in part.items()}
+
         try:
-            yield Journal(path, header, dist.get_rank(), dist.get_world_size(), patient)
+            yield dist.get_rank(), dist.get_world_size(), union
             dist.barrier(patient)
         finally:
             dist.destroy_process_group(patient)
     finally:
         if ours:
             dist.destroy_process_group()
+
+
+def _begin(file: Path, header: Header) -> None:
+    """Makes a journal ready for its next line."""
+    make_room(file)
+    drop_cut_line(file)
+    if not file.exists() or not file.stat().st_size:
+        append_line(file, json.dumps(header))
+
+
+def _line(index: int, row: Row) -> str:
+    return json.dumps({"point": index, **row})
 
 
 def read_journal(path: Path) -> tuple[Header, Rows]:

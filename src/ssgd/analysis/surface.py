@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,12 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
 
+from ..core import stale
 from ..core.batchnorm import tracking_layers
 from ..core.checks import check_choice, check_count
-from .acceleration import Function, captured, compiled, full_precision
-from .geometry import Axes, Directions, Geometry, PointLoader
-from .results import Header, Rows, open_journal, progress_bar, save
-from .task import FunctionOfModel, Task, check_task, evaluating, gather, kept, seeded
+from .acceleration import Function, captured, compiled
+from .geometry import Axes, Directions, Geometry
+from .results import Header, Row, complete
+from .task import PRECISIONS, FunctionOfModel, Task, check_task, gather, seeded, unmoved
 
 Array = NDArray[np.float64]
 Means = dict[str, tuple[float, float | None]]  # loss and error of each task
@@ -108,37 +105,25 @@ def evaluate(
     random state, so that shuffling and dropout are alike everywhere.
     """
     check_choice("batchnorm", batchnorm, ("recompute", "interpolate", "keep"))
-    check_choice("precision", precision, ("fp32", "tf32", "bf16"))
+    check_choice("precision", precision, PRECISIONS)
     check_count("together", together)
     model = _common_model(geometry, tasks)
     axes = geometry.grid() if grid is None else grid
-    known = json.loads(json.dumps(data))  # as it will be read again
-    header = {**_header(geometry, tasks, axes, batchnorm), "precision": precision, "data": known}
+    header = {**_header(geometry, tasks, axes, batchnorm), "precision": precision, "data": data}
     points = [*map(tuple, header["anchors"]), *product(*header["axes"])]
-    path = None if out is None else Path(out)
-    with open_journal(path, header) as journal:
-        rows = journal.begin()
-        groups = [range(first, min(first + together, len(points))) for first in range(0, len(points), together)]
-        missing = [group for group in groups if not rows.keys() >= {*group}]
-        with kept(model), evaluating(model):
-            points_of = _Points(geometry, tasks, model, batchnorm, precision, compile, graph, together > 1)
-            for group in _shown(missing[journal.rank :: journal.count], progress and journal.rank == 0):
-                start = time.perf_counter()
-                found = points_of.measure([points[index] for index in group])
-                seconds = (time.perf_counter() - start) / len(group)
-                for index, measured in zip(group, found, strict=True):
-                    if index not in rows:
-                        rows[index] = {"measured": measured, "seconds": seconds}
-                        journal.write(index, rows[index])
-        rows = journal.end(rows)
-        surface = _surface(header, rows)
-        if path is not None and journal.rank == 0:
-            save(replace(surface, seconds=None), path)
-    return surface
+    groups = [range(first, min(first + together, len(points))) for first in range(0, len(points), together)]
+    with unmoved(model, precision=precision, stream=seeded(model)) as stream:
+        tasks = {name: task.replaying(stream) for name, task in tasks.items()}
+        several = _Points(geometry, tasks, model, batchnorm, compile, graph, together > 1)
+        measure = lambda group: several.measure([points[index] for index in group])  # noqa: E731
+        return complete(out, header, groups, measure, _surface, "points", progress)
 
 
 class _Points:
-    """Loads and measures points, one by one or in groups. Leaves the model at the last."""
+    """Loads points into the model and measures them, one by one or in groups.
+
+    Those of a group are stacked: vmap goes over a leading dimension of every tensor of the model.
+    """
 
     def __init__(
         self,
@@ -146,106 +131,74 @@ class _Points:
         tasks: Mapping[str, Task],
         model: nn.Module,
         batchnorm: str,
-        precision: str,
         compile: bool,
         graph: bool,
         stacked: bool,
     ) -> None:
-        statistics = tasks.get("train", next(iter(tasks.values()))) if batchnorm == "recompute" else None
-        self.devices = {p.device for p in model.parameters()}
-        self.precision, self.graph = precision, graph
-        self.load = PointLoader(_bare(model), geometry, batchnorm == "interpolate")
-        self.one = Measurement(model, tasks, statistics, compile, graph)
-        self.several = StackedMeasurement(_bare(model), tasks, statistics, compile) if stacked else None
+        self.tasks, self.compile, self.graph = tasks, compile, graph
+        self.statistics = tasks.get("train", next(iter(tasks.values()))) if batchnorm == "recompute" else None
+        self.geometry = geometry.to(next(model.parameters()).device)
+        self.mode = "interpolate" if batchnorm == "interpolate" else "keep"
+        self.model, self.bare = model, _bare(model)
+        self.targets = {
+            **dict(self.bare.named_buffers(remove_duplicate=False)),
+            **dict(self.bare.named_parameters(remove_duplicate=False)),
+        }
+        self.layers = tracking_layers(self.bare)
+        self.counters = [t for layer in self.layers if (t := layer.num_batches_tracked) is not None]
+        alike = {id(counter) for counter in self.counters}
+        self.tensors = list({id(t): t for t in self.targets.values() if id(t) not in alike}.values())
+        self._choose(stacked)
+
+    def _choose(self, stacked: bool) -> None:
+        """Makes the functions of a batch, for one point or for several at once."""
+
+        def faster(one: Callable[[nn.Module, Any], Any]) -> Function:
+            plain = _over_points(self.bare, self.tensors, one) if stacked else partial(one, self.model)
+            made = compiled(plain) if self.compile else plain
+            return captured(made, plain, self.counters) if self.graph and not stacked else made
+
+        self.stacked = stacked
+        self.forward = faster(lambda model, inputs: model(inputs))
+        self.sums = {name: faster(task.sums) for name, task in self.tasks.items()}
 
     def measure(self, points: Sequence[Sequence[float]]) -> list[Means]:
         """Returns loss and error of each task at each point."""
-        if self.several is not None:
+        if self.stacked:
             try:
-                return self._together(self.several, points)
+                return self._together(points)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 print(f"points go one by one, because vmap does not serve this model: {error}", file=sys.stderr)
-                self.several = None
+                self._choose(stacked=False)
         return [self._alone(point) for point in points]
 
+    @torch.no_grad()
+    def _load(self, point: Sequence[float]) -> None:
+        buffers = self.geometry.buffers_at(*point, mode=self.mode)
+        for state in (buffers, self.geometry.weights_at(*point)):  # in this order: a buffer may be tied to a weight
+            if state:
+                torch._foreach_copy_([self.targets[name] for name in state], list(state.values()))
+        stale.forget()
+
     def _alone(self, point: Sequence[float]) -> Means:
-        with self._ready():
-            self.load(point)
-            return self.one.means()
-
-    def _together(self, several: StackedMeasurement, points: Sequence[Sequence[float]]) -> list[Means]:
-        with self._ready():
-            snapshots = []
-            for point in points:
-                self.load(point)
-                snapshots.append(several.snapshot())
-            return several.at(snapshots)
-
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Sets the random numbers, the same for all points, and the precision.
-
-        A graph has to cast the weights itself: casts that autocast had cached would serve all points.
-        """
-        with seeded(self.devices), full_precision(tf32=self.precision != "fp32"), ExitStack() as casts:
-            for kind in {device.type for device in self.devices} if self.precision == "bf16" else ():
-                casts.enter_context(torch.autocast(kind, torch.bfloat16, cache_enabled=not self.graph))
-            yield
-
-
-class Measurement:
-    """Loss and error of tasks with the model's tensors as they are.
-
-    ``statistics`` is the task that batch-norm's are gathered from, or None.
-    """
-
-    def __init__(
-        self, model: nn.Module, tasks: Mapping[str, Task], statistics: Task | None, compile: bool, graph: bool
-    ) -> None:
-        counters = [layer.num_batches_tracked for layer in tracking_layers(model)]
-
-        def faster(function: Function) -> Function:
-            made = compiled(function) if compile else function
-            return captured(made, function, [t for t in counters if t is not None]) if graph else made
-
-        self.tasks = tasks
-        self.statistics = statistics
-        self.forward = faster(lambda inputs: model(inputs))
-        self.sums = {name: faster(lambda batch, task=task: task.sums(model, batch)) for name, task in tasks.items()}
-
-    def means(self) -> Means:
+        self._load(point)
         if self.statistics is not None:
             self.statistics.recompute_batchnorm(self.forward)
         return {name: task.measure(self.sums[name]) for name, task in self.tasks.items()}
 
-
-class StackedMeasurement:
-    """Loss and error of tasks at several points at once: vmap goes over a leading dimension of every tensor."""
-
-    def __init__(self, model: nn.Module, tasks: Mapping[str, Task], statistics: Task | None, compile: bool) -> None:
-        faster: Callable[[Function], Function] = compiled if compile else lambda function: function
-        counters = {id(layer.num_batches_tracked) for layer in tracking_layers(model)}  # alike at all points
-        tensors = {id(t): t for t in (*model.parameters(), *model.buffers()) if id(t) not in counters}
-        self.model = model
-        self.tasks = tasks
-        self.statistics = statistics
-        self.tensors = list(tensors.values())
-        self.forward = faster(_over_points(model, self.tensors, lambda model, inputs: model(inputs)))
-        self.sums = {name: faster(_over_points(model, self.tensors, task.sums)) for name, task in tasks.items()}
-
-    def snapshot(self) -> list[Tensor]:
-        """Returns copies of the model's tensors: a point for ``at()``."""
-        return [t.detach().clone() for t in self.tensors]
-
-    def at(self, points: Sequence[list[Tensor]]) -> list[Means]:
-        values = [torch.stack(tensors) for tensors in zip(*points, strict=True)]
-        if self.statistics is not None and (layers := tracking_layers(self.model)):
+    def _together(self, points: Sequence[Sequence[float]]) -> list[Means]:
+        loaded = []
+        for point in points:
+            self._load(point)
+            loaded.append([t.detach().clone() for t in self.tensors])
+        values = [torch.stack(tensors) for tensors in zip(*loaded, strict=True)]
+        if self.statistics is not None and self.layers:
             place = {id(t): value for t, value in zip(self.tensors, values, strict=True)}
-            moved = [place[id(t)] for layer in layers for t in (layer.running_mean, layer.running_var)]
+            moved = [place[id(t)] for layer in self.layers for t in (layer.running_mean, layer.running_var)]
             inputs = self.statistics.inputs_for_batchnorm()
-            if not gather(self.model, inputs, lambda given: self.forward(values, given), moved):
+            if not gather(self.bare, inputs, lambda given: self.forward(values, given), moved):
                 raise ValueError("a batch-norm layer runs more than once in a pass")
         found: list[Means] = [{} for _ in points]
         for name, task in self.tasks.items():
@@ -302,12 +255,11 @@ def _header(geometry: Geometry, tasks: Mapping[str, Task], axes: Axes, batchnorm
     return header
 
 
-def _surface(header: Header, rows: Rows) -> Surface:
+def _surface(header: Header, rows: Sequence[Row]) -> Surface:
     anchors, tasks = np.array(header["anchors"]), header["tasks"]
     shape = [len(axis) for axis in header["axes"]]
-    measured = np.full((2, len(tasks), len(anchors) + math.prod(shape)), np.nan)
-    for index, row in rows.items():
-        measured[:, :, index] = np.array([row["measured"][task] for task in tasks], dtype=float).T
+    found = [[row["measured"][task] for task in tasks] for row in rows]
+    measured = np.array(found, dtype=float).transpose(2, 1, 0)  # what, task, point
     losses, errors = measured[:, :, len(anchors) :].reshape(2, len(tasks), *shape)
     x, y = (*map(np.array, header["axes"]), np.array([]))[:2]
     copied = ("geometry", "names", "tasks", "batchnorm", "digest", "seed", "normalise", "precision")
@@ -320,12 +272,4 @@ def _surface(header: Header, rows: Rows) -> Surface:
         anchors=anchors,
         anchor_losses=measured[0, :, : len(anchors)],
         anchor_errors=measured[1, :, : len(anchors)],
-        seconds=sum(row["seconds"] for row in rows.values()),
     )
-
-
-def _shown(groups: list[range], progress: bool) -> Iterator[range]:
-    with progress_bar(sum(map(len, groups)), "points", progress) as done:
-        for group in groups:
-            yield group
-            done(len(group))

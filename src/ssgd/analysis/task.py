@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from ..core.batchnorm import recompute_bn, tracking_layers
 from ..core.checks import check_choice
 from ..core.parallel import bare
 from ..core.random_state import Snapshot, put_back, snapshot
-from .acceleration import widest
+from .acceleration import full_precision, widest
 
+PRECISIONS = ("fp32", "tf32", "bf16")
 NO_BATCHES = "the task has no batches: give a loader that can be gone through more than once"
 
 
@@ -116,6 +117,11 @@ class Task:
         statistics = [t for layer in layers for t in (layer.running_mean, layer.running_var) if t is not None]
         if layers and not gather(model, self.inputs_for_batchnorm(), forward or model, statistics):
             recompute_bn(model, self.inputs_for_batchnorm())
+
+    def replaying(self, stream: Snapshot) -> Task:
+        """Returns the task with the random streams at ``stream`` before each pass over its batches."""
+        again = None if self.as_trained is None else _Replayed(self.as_trained, stream)
+        return replace(self, batches=_Replayed(self.batches, stream), as_trained=again)
 
     def inputs_for_batchnorm(self) -> Iterator[Any]:
         """Yields the inputs that the statistics are gathered from."""
@@ -217,29 +223,47 @@ def _names(module: nn.Module, tensors: Sequence[Tensor]) -> dict[str, int]:
 
 
 @contextmanager
-def seeded(devices: Iterable[torch.device], seed: int = 0) -> Iterator[None]:
-    """Seeds torch's random streams; afterwards those of the CPU and of ``devices`` are as they were."""
-    stream = snapshot(devices)
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        put_back(stream)
+def replayed(task: Task, mode: str = "eval") -> Iterator[Task]:
+    """Yields the task over an unmoved model (see there), with the same random numbers in each pass over its batches."""
+    check_task(task)
+    with unmoved(task.model, mode) as stream:
+        yield task.replaying(stream)
 
 
 @contextmanager
-def replayed(task: Task) -> Iterator[Task]:
-    """Yields the task with the same random numbers in each pass over its batches; restores the streams afterwards."""
-    check_task(task)
-    stream = snapshot({p.device for p in task.model.parameters()})
+def unmoved(
+    model: nn.Module, mode: str = "eval", precision: str = "fp32", stream: Snapshot | None = None
+) -> Iterator[Snapshot]:
+    """Lets the model be moved and run in a mode of ``evaluating()``; it and the random streams come back as they were.
+
+    ``precision`` is ``"fp32"`` without TF32, whatever torch's settings are; ``"tf32"``; or ``"bf16"``, by autocast.
+    Yields the state of the streams at the beginning, which is ``stream``, or what they are at.
+    """
+    devices = {p.device for p in model.parameters()}
+    before = snapshot(devices)
+    stream = before if stream is None else stream
     try:
-        yield replace(task, batches=_Replayed(task.batches, stream))
-    finally:
         put_back(stream)
+        with kept(model), evaluating(model, mode), full_precision(tf32=precision != "fp32"), ExitStack() as casts:
+            for kind in {device.type for device in devices} if precision == "bf16" else ():
+                casts.enter_context(torch.autocast(kind, torch.bfloat16, cache_enabled=False))  # the weights move
+            yield stream
+    finally:
+        put_back(before)
+
+
+def seeded(model: nn.Module, seed: int = 0) -> Snapshot:
+    """Returns the state of the random streams after ``torch.manual_seed(seed)``; they stay as they are."""
+    devices = {p.device for p in model.parameters()}
+    before = snapshot(devices)
+    torch.manual_seed(seed)
+    found = snapshot(devices)
+    put_back(before)
+    return found
 
 
 @dataclass(frozen=True)
-class _Replayed:
+class _Replayed(Iterable[Any]):
     batches: Iterable[Any]
     stream: Snapshot
 

@@ -7,11 +7,8 @@ with statistics gathered again after the damage, from a few batches and without 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -29,10 +26,10 @@ from ..core.batchnorm import tracking_layers
 from ..core.checks import check_choice, check_count, check_seed
 from ..core.noise import mix
 from ..core.parallel import bare
-from .acceleration import captured, full_precision, widest
+from .acceleration import captured, widest
 from .damage import DAMAGES, Damage, Weights, float_tensors, noisy_inputs
-from .results import Header, open_journal, progress_bar, save
-from .task import NO_BATCHES, Task, check_task, evaluating, kept, replayed, samples, seeded
+from .results import Header, Row, complete
+from .task import NO_BATCHES, PRECISIONS, Task, check_task, samples, seeded, unmoved
 
 Array = NDArray[np.float64]
 Strengths = Mapping[str, Sequence[float] | None]
@@ -130,7 +127,7 @@ def tolerance(
             dimensions.
         out: evaluations are written to ``out.jsonl`` as they are done, and the same call goes on where it was cut; at
             the end ``out.npz`` and ``out.json`` hold the result.
-        precision: ``"fp32"`` without TF32, or ``"tf32"``, which is faster on a GPU.
+        precision: ``"fp32"`` without TF32, ``"tf32"`` or ``"bf16"``, which are faster.
         graph: replay the passes of a batch as CUDA graphs, for nets too small to keep a GPU busy.
         data: what the data are, as text or as JSON, for ``out.jsonl``: evaluations of others are then not taken up.
 
@@ -139,42 +136,25 @@ def tolerance(
     check_task(task)
     check_count("draws", draws)
     check_count("recalibrate", recalibrate)
-    check_choice("precision", precision, ("fp32", "tf32"))
-    seed, path = check_seed(seed), None if out is None else Path(out)
-    model = bare(task.model)
-    with ExitStack() as restored:
-        restored.enter_context(seeded({p.device for p in model.parameters()}))
-        for context in (kept(model), evaluating(task.model), full_precision(tf32=precision == "tf32")):
-            restored.enter_context(context)
-        same = restored.enter_context(replayed(task))
-        points = [("none", 0.0, 0), *_points(same, damages, draws)]
-        measurement = _Measurement(same, Weights(model, weights), recalibrate, seed, graph)
+    check_choice("precision", precision, PRECISIONS)
+    seed, model = check_seed(seed), bare(task.model)
+    with unmoved(task.model, precision=precision, stream=seeded(model)) as stream:
+        task = task.replaying(stream)
+        points = [("none", 0.0, 0), *_points(task, damages, draws)]
+        measurement = _Measurement(task, Weights(model, weights), recalibrate, seed, graph)
         header: Header = {
-            "damages": json.loads(json.dumps(points)),
+            "damages": points,
+            "draws": draws,
             "columns": measurement.columns,
             "recalibration": measurement.recalibration,
             "seed": seed,
             "precision": precision,
             "digest": _digest(model, measurement.weights),
-            "data": json.loads(json.dumps(data)),
+            "data": data,
         }
-        with open_journal(path, header) as journal:
-            rows = journal.begin()
-            missing = [index for index in range(len(points)) if index not in rows][journal.rank :: journal.count]
-            with progress_bar(len(missing), "evaluations", progress and journal.rank == 0) as done:
-                for index in missing:
-                    start = time.perf_counter()
-                    measured = measurement(*points[index])
-                    rows[index] = {"measured": measured, "seconds": time.perf_counter() - start}
-                    journal.write(index, rows[index])
-                    done(1)
-            rows = journal.end(rows)
-            measured = [rows[index]["measured"] for index in range(len(points))]
-            seconds = sum(row["seconds"] for row in rows.values())
-            result = replace(_result(header, points, measured, draws), seconds=seconds)
-            if path is not None and journal.rank == 0:
-                save(replace(result, seconds=None), path)
-    return result
+        each = [range(number, number + 1) for number in range(len(points))]
+        measure = lambda group: [measurement(*points[index]) for index in group]  # noqa: E731
+        return complete(out, header, each, measure, _result, "evaluations", progress)
 
 
 def tolerance_of(task: Task, draws: int = 10) -> dict[str, Any]:
@@ -305,13 +285,13 @@ def _digest(model: nn.Module, weights: Weights) -> str:
     return found.hexdigest()
 
 
-def _result(header: Header, points: Sequence[tuple[str, float, int]], measured: Sequence[Any], draws: int) -> Tolerance:
-    rows = list(dict.fromkeys((name, strength) for name, strength, _ in points))
-    values = np.full((len(FIGURES), len(rows), draws, len(header["columns"])), math.nan)
+def _result(header: Header, found: Sequence[Row]) -> Tolerance:
+    rows = list(dict.fromkeys((name, strength) for name, strength, _ in header["damages"]))
+    values = np.full((len(FIGURES), len(rows), header["draws"], len(header["columns"])), math.nan)
     place = {row: number for number, row in enumerate(rows)}
-    for (name, strength, draw), found in zip(points, measured, strict=True):
-        values[:, place[name, strength], draw] = np.array(found, dtype=float).T
-    copied = ("columns", "recalibration", "seed", "precision", "digest")
+    for (name, strength, draw), row in zip(header["damages"], found, strict=True):
+        values[:, place[name, strength], draw] = np.array(row["measured"], dtype=float).T
+    copied = ("columns", "draws", "recalibration", "seed", "precision", "digest")
     return Tolerance(
         **{key: header[key] for key in copied},
         damages=[name for name, _ in rows],
@@ -319,7 +299,6 @@ def _result(header: Header, points: Sequence[tuple[str, float, int]], measured: 
         losses=values[0],
         errors=values[1],
         eces=values[2],
-        draws=draws,
     )
 
 
