@@ -428,7 +428,7 @@ def the_images(folder: Path | None, limit: int) -> ImageSet:
 
 def on_device(images: ImageSet, device: torch.device, limit: int) -> tuple[Tensor, Tensor, int, int]:
     source = DeviceImages(images, device, torch.float32, augment=False)
-    ((x, y),) = list(source.clean_train_batches(limit))[:1]
+    ((x, y),) = list(source.in_order("train", limit))[:1]
     return x, y, source.classes, source.channels
 
 

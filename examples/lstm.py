@@ -54,5 +54,5 @@ for _ in range(options.epochs):
         opt.zero_grad()
 
 with torch.no_grad():
-    (x, y), *_ = text.test_batches(size=1)
+    (x, y), *_ = text.in_order("test", size=1)
     print(f"perplexity {F.cross_entropy(model(x, None)[0], y.flatten()).exp():.2f} of {text.classes} words")

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssgd.lab.data import load
-from ssgd.lab.data.folder import MEAN, STD, Folder
-from ssgd.lab.data.image_files import opened, random_crop, read
+from ssgd.lab.data import Options, load
+from ssgd.lab.data.folder import MEAN, STD, image_folder, opened, random_crop, read
 from ssgd.lab.data.map_style import Stream
 
 Image = pytest.importorskip("PIL.Image", reason="needs pillow")
@@ -35,6 +34,10 @@ def root(tmp_path) -> Path:
     for i in range(5):
         picture(tmp_path / "val" / "ab"[i % 2] / f"{i}.png", 100 + i)
     return tmp_path
+
+
+def source_of(root, size=224, workers=None, in_memory=False, **options):
+    return image_folder(root, Options(image_size=size, workers=workers, **options), in_memory)
 
 
 def all_of(pairs) -> tuple[Tensor, Tensor]:
@@ -83,9 +86,9 @@ def test_images_are_normalised_as_imagenets(tmp_path) -> None:
     for part in ("train", "val"):
         (tmp_path / part / "grey").mkdir(parents=True)
         Image.new("L", (30, 20), 77).save(tmp_path / part / "grey" / "one.JPEG")
-    source = Folder(tmp_path, 8, workers=0, dtype=torch.bfloat16)
+    source = source_of(tmp_path, 8, workers=0, dtype=torch.bfloat16)
     expected = (77 / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
-    for x, y in (source.epoch(0, 0).batch(0, 1), *source.test_batches(), *source.clean_train_batches()):
+    for x, y in (source.epoch(0, 0).batch(0, 1), *source.in_order("test"), *source.in_order("train")):
         assert x.shape == (1, 3, 8, 8) and x.dtype == torch.bfloat16 and y.tolist() == [0]
         assert x.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(x[0, :, 3, 3].float(), expected, rtol=1e-2, atol=0)
@@ -93,12 +96,12 @@ def test_images_are_normalised_as_imagenets(tmp_path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_workers_and_where_one_starts_change_nothing(root, workers: int) -> None:
-    epoch = Folder(root, 8, workers=0).epoch(3, 1)
+    epoch = source_of(root, 8, workers=0).epoch(3, 1)
     plain = [epoch.batch(step, 4) for step in range(3)]
     labels = torch.cat([y for _, y in plain])
     assert sorted(labels.tolist()) == [0] * 6 + [1] * 6 and labels.tolist() != sorted(labels.tolist())
     before = torch.get_rng_state()
-    ranks = [Folder(root, 8, workers).epoch(3, 1) for _ in range(2)]
+    ranks = [source_of(root, 8, workers).epoch(3, 1) for _ in range(2)]
     for step in (1, 2, 0, 1):  # on, and back again
         x, y = all_of(epoch.batch(step, 4, rank, 2) for rank, epoch in enumerate(ranks))
         assert torch.equal(x, plain[step][0]) and torch.equal(y, plain[step][1])
@@ -107,16 +110,16 @@ def test_ranks_workers_and_where_one_starts_change_nothing(root, workers: int) -
 
 def test_images_are_not_enlarged_without_a_word(root) -> None:
     with pytest.warns(UserWarning, match=r"have at most 20 × 20 pixels and are enlarged to 21 × 21: image_size=20"):
-        Folder(root, 21, workers=0)
+        source_of(root, 21, workers=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Folder(root, 20, workers=0)
+        source_of(root, 20, workers=0)
         picture(root / "train" / "a" / "large.png", 1, (21, 9))
-        Folder(root, 21, workers=0)
+        source_of(root, 21, workers=0)
 
 
 def test_each_epoch_and_seed_has_its_own_crops_and_order(root) -> None:
-    source = Folder(root, 8, workers=0)
+    source = source_of(root, 8, workers=0)
     first = source.epoch(0, 0).batch(0, 12)[0]
     assert not torch.equal(first, source.epoch(0, 1).batch(0, 12)[0])
     assert not torch.equal(first, source.epoch(1, 0).batch(0, 12)[0])
@@ -126,13 +129,13 @@ def test_each_epoch_and_seed_has_its_own_crops_and_order(root) -> None:
 def test_each_place_in_an_epoch_has_its_own_crop(root) -> None:
     for file in (root / "train").rglob("*.png"):
         picture(file, number=0)
-    x, _ = Folder(root, 8, workers=0).epoch(0, 0).batch(0, 12)
+    x, _ = source_of(root, 8, workers=0).epoch(0, 0).batch(0, 12)
     assert len(x.flatten(1).unique(dim=0)) == 12
 
 
 def test_without_augmentation_an_epoch_is_the_clean_images_shuffled(root) -> None:
-    source = Folder(root, 8, workers=0, augment=False)
-    clean, (x, _) = all_of(source.clean_train_batches(5))[0].flatten(1), source.epoch(0, 0).batch(0, 12)
+    source = source_of(root, 8, workers=0, augment=False)
+    clean, (x, _) = all_of(source.in_order("train", 5))[0].flatten(1), source.epoch(0, 0).batch(0, 12)
     places = torch.cdist(x.flatten(1), clean).argmin(1)
     assert sorted(places.tolist()) == list(range(12)) != places.tolist()
     assert torch.equal(clean[places], x.flatten(1))
@@ -140,10 +143,10 @@ def test_without_augmentation_an_epoch_is_the_clean_images_shuffled(root) -> Non
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_evaluation_sees_every_image_once(root, ranks: int) -> None:
-    source = Folder(root, 8, workers=0)
-    x, y = all_of(pair for rank in range(ranks) for pair in source.test_batches(2, rank, ranks))
+    source = source_of(root, 8, workers=0)
+    x, y = all_of(pair for rank in range(ranks) for pair in source.in_order("test", 2, rank, ranks))
     assert y.tolist() == [0, 0, 0, 1, 1] and len(x.flatten(1).unique(dim=0)) == 5
-    x, y = all_of(pair for rank in range(ranks) for pair in source.clean_train_batches(5, rank, ranks))
+    x, y = all_of(pair for rank in range(ranks) for pair in source.in_order("train", 5, rank, ranks))
     assert y.tolist() == [0] * 6 + [1] * 6 and len(x.flatten(1).unique(dim=0)) == 12
     assert (source.classes, source.channels, source.steps(5), source.name) == (2, 3, 2, root.name)
 
@@ -151,7 +154,7 @@ def test_evaluation_sees_every_image_once(root, ranks: int) -> None:
 def test_batches_in_turn_are_one_stream(root, monkeypatch) -> None:
     starts, start = [], Stream._start
     monkeypatch.setattr(Stream, "_start", lambda self, requests: starts.append(1) or start(self, requests))
-    source = Folder(root, 8, workers=0)
+    source = source_of(root, 8, workers=0)
     for step in range(4):
         assert torch.equal(source.epoch(0, 0).batch(step, 3)[0], source.epoch(0, 0).batch(step, 3)[0])
     assert len(starts) == 1
@@ -164,8 +167,8 @@ def test_workers_end_with_their_folder(root) -> None:
     others = set(multiprocessing.active_children())  # of tests before this one
     gc.disable()
     try:
-        source = Folder(root, 8, workers=2)
-        assert len(list(source.test_batches(2))) == 3 and set(multiprocessing.active_children()) == others
+        source = source_of(root, 8, workers=2)
+        assert len(list(source.in_order("test", 2))) == 3 and set(multiprocessing.active_children()) == others
         source.epoch(0, 0).batch(0, 4)
         source.epoch(0, 1).batch(0, 4)
         assert len(set(multiprocessing.active_children()) - others) == 2
@@ -179,18 +182,18 @@ def test_workers_end_with_their_folder(root) -> None:
 
 
 def test_limits_are_spread_over_the_classes(root) -> None:
-    source = Folder(root, 8, workers=0, train_limit=4, test_limit=2)
-    assert all_of(source.clean_train_batches())[1].tolist() == [0, 0, 1, 1]
-    assert all_of(source.test_batches())[1].tolist() == [0, 0] and source.steps(4) == 1
-    assert Folder(root, 8, train_limit=100).steps(1) == 12
-    with pytest.raises(ValueError, match="at least 1 image, not 0"):
-        Folder(root, 8, test_limit=0)
+    source = source_of(root, 8, workers=0, train_limit=4, test_limit=2)
+    assert all_of(source.in_order("train"))[1].tolist() == [0, 0, 1, 1]
+    assert all_of(source.in_order("test"))[1].tolist() == [0, 0] and source.steps(4) == 1
+    assert source_of(root, 8, train_limit=100).steps(1) == 12
+    with pytest.raises(ValueError, match="at least 1 sample, not 0"):
+        source_of(root, 8, test_limit=0)
 
 
 def test_held_out_images_come_from_the_training_part(root) -> None:
-    everything = all_of(Folder(root, 8, workers=0).clean_train_batches())[0].flatten(1)
-    source = Folder(root, 8, workers=0, held_out=5)
-    kept, held = (all_of(part())[0].flatten(1) for part in (source.clean_train_batches, source.test_batches))
+    everything = all_of(source_of(root, 8, workers=0).in_order("train"))[0].flatten(1)
+    source = source_of(root, 8, workers=0, held_out=5)
+    kept, held = (all_of(source.in_order(part))[0].flatten(1) for part in ("train", "test"))
     assert (len(kept), len(held)) == (7, 5)
     assert torch.equal(torch.cat([kept, held]).unique(dim=0), everything.unique(dim=0))
 
@@ -206,9 +209,9 @@ def test_test_may_stand_for_val_and_files_may_lie_deeper(root) -> None:
     (root / "train" / "a" / "more").symlink_to(root / "elsewhere")
     (root / "train" / "a" / "round").symlink_to(root / "train" / "a")
     (root / "train" / "a" / "up").symlink_to(root / "train")
-    source = Folder(root, 8, workers=0)
-    assert source.classes == 2 and len(all_of(source.clean_train_batches())[1]) == 14
-    assert len(all_of(source.test_batches())[1]) == 5
+    source = source_of(root, 8, workers=0)
+    assert source.classes == 2 and len(all_of(source.in_order("train"))[1]) == 14
+    assert len(all_of(source.in_order("test"))[1]) == 5
 
 
 def test_a_folder_that_may_not_be_read_is_named(root, monkeypatch) -> None:
@@ -221,7 +224,7 @@ def test_a_folder_that_may_not_be_read_is_named(root, monkeypatch) -> None:
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(PermissionError, match=r"train/a/deep"):
-        Folder(root, 8, workers=0)
+        source_of(root, 8, workers=0)
 
 
 def test_grey_of_16_bits_keeps_its_shades_and_what_has_no_range_is_named(root) -> None:
@@ -229,7 +232,7 @@ def test_grey_of_16_bits_keeps_its_shades_and_what_has_no_range_is_named(root) -
     Image.fromarray(shades).save(root / "16.png")
     torch.testing.assert_close(np.asarray(opened(str(root / "16.png")))[:, :, 0], (shades >> 8).astype(np.uint8))
     Image.fromarray(shades.astype(np.float32)).save(root / "train" / "a" / "float.tif")
-    source = Folder(root, 8, workers=0, bad="skip")
+    source = source_of(root, 8, workers=0, bad="skip")
     assert ["float.tif" in one.place for one in source.skipped] == [True]
 
 
@@ -245,7 +248,7 @@ def test_classes_called_by_numbers_may_be_counted(tmp_path) -> None:
         picture(tmp_path / "val" / f"{name}.png", int(name))
     for rows, labels in (("1 0", "2 1", "3 2"), [0, 1, 2]), (("1 1", "2 2", "3 3"), [0, 1, 2]):
         (tmp_path / "val.txt").write_text("\n".join(f"{row[0]}.png {row[2]}" for row in rows))
-        assert all_of(Folder(tmp_path, 8, workers=0).test_batches())[1].tolist() == labels
+        assert all_of(source_of(tmp_path, 8, workers=0).in_order("test"))[1].tolist() == labels
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -254,7 +257,7 @@ def test_a_damaged_image_is_named(root, workers: int, content: bytes) -> None:
     file = root / "train" / "a" / "04.png"
     whole = file.read_bytes()
     file.write_bytes(whole[:-200] if content is None else content)
-    source = Folder(root, 8, workers)
+    source = source_of(root, 8, workers)
     says = r"^\S*train/a/04\.png cannot be read as an image \(.*\): replace it, or use bad='skip' to do without it$"
     epoch = source.epoch(0, 0)
     bad = epoch._order.tolist().index(2)  # 04.png is the third file
@@ -264,11 +267,11 @@ def test_a_damaged_image_is_named(root, workers: int, content: bytes) -> None:
         with pytest.raises(ValueError, match=says):
             epoch.batch(bad, 1)
     file.write_bytes(whole)
-    assert torch.equal(epoch.batch(bad, 1)[0], Folder(root, 8, workers=0).epoch(0, 0).batch(bad, 1)[0])
+    assert torch.equal(epoch.batch(bad, 1)[0], source_of(root, 8, workers=0).epoch(0, 0).batch(bad, 1)[0])
 
 
 def test_a_file_may_tell_the_classes_of_the_test_images(root) -> None:
-    by_folder = all_of(Folder(root, 8, workers=0).test_batches())
+    by_folder = all_of(source_of(root, 8, workers=0).in_order("test"))
     flat = root / "val"
     for file in sorted(flat.rglob("*.png")):
         file.rename(flat / file.name)
@@ -282,70 +285,70 @@ def test_a_file_may_tell_the_classes_of_the_test_images(root) -> None:
         "3.png b",
     ]  # a number, a name, and Tiny ImageNet's box
     (root / "val.txt").write_text("\n".join(rows))
-    found = all_of(Folder(root, 8, workers=0).test_batches())
+    found = all_of(source_of(root, 8, workers=0).in_order("test"))
     assert all(torch.equal(a, b) for a, b in zip(by_folder, found, strict=True))
 
     (flat / "images").mkdir()
     for file in flat.glob("*.png"):
         file.rename(flat / "images" / file.name)
     (root / "val.txt").rename(flat / "val_annotations.txt")
-    assert torch.equal(all_of(Folder(root, 8, workers=0).test_batches())[0], by_folder[0])
+    assert torch.equal(all_of(source_of(root, 8, workers=0).in_order("test"))[0], by_folder[0])
     (flat / "val_annotations.txt").write_text("\n".join([*rows[:3], "1.png c", ""]))
     with pytest.raises(
         ValueError, match=r"val_annotations\.txt:4: '1\.png c' is not a file and its class: write one of"
     ):
-        Folder(root, 8)
-    source = Folder(root, 8, workers=0, bad="skip")
-    assert len(all_of(source.test_batches())[1]) == 3 and [one.kind for one in source.skipped] == ["broken row"]
+        source_of(root, 8)
+    source = source_of(root, 8, workers=0, bad="skip")
+    assert len(all_of(source.in_order("test"))[1]) == 3 and [one.kind for one in source.skipped] == ["broken row"]
     (flat / "val_annotations.txt").write_text("1.png c\n2.png d\n")
     with pytest.raises(ValueError, match=r"val_annotations\.txt names no image of a class in .*train: write a file"):
-        Folder(root, 8, workers=0, bad="skip")
+        source_of(root, 8, workers=0, bad="skip")
 
 
 @pytest.mark.parametrize("bad", ["raise", "skip"])
 def test_a_label_file_is_in_utf8(root, bad: str) -> None:
     (root / "val.txt").write_bytes(b"\xef\xbb\xbfa/0.png a\n")  # with a byte-order mark
-    assert len(all_of(Folder(root, 8, workers=0, bad=bad).test_batches())[1]) == 1
+    assert len(all_of(source_of(root, 8, workers=0, bad=bad).in_order("test"))[1]) == 1
     (root / "val.txt").write_bytes(b"a/0.png a\n\xff\xfe")
     with pytest.raises(ValueError, match=r"val\.txt:2 is not text in UTF-8: convert the file"):
-        Folder(root, 8, workers=0, bad=bad)
+        source_of(root, 8, workers=0, bad=bad)
 
 
 def test_images_that_do_not_decode_can_be_left_out(root) -> None:
     file = root / "train" / "a" / "04.png"
     file.write_bytes(file.read_bytes()[:-200])
     (root / "val" / "b" / "1.png").write_text("no image at all")
-    source = Folder(root, 8, workers=0, bad="skip")
-    assert (source.steps(1), len(all_of(source.test_batches())[1])) == (11, 4)
+    source = source_of(root, 8, workers=0, bad="skip")
+    assert (source.steps(1), len(all_of(source.in_order("test"))[1])) == (11, 4)
     assert [(one.place, one.kind) for one in source.skipped] == [
         (str(file), "undecodable image"),
         (str(root / "val" / "b" / "1.png"), "undecodable image"),
     ]
-    assert len(all_of(source.clean_train_batches())[1]) == 11
+    assert len(all_of(source.in_order("train"))[1]) == 11
     for other in (root / "val").rglob("*.png"):
         other.write_text("no image at all")
     with pytest.raises(ValueError, match=r"none of 5 images can be read: .*val/a/0\.png is the first"):
-        Folder(root, 8, workers=0, bad="skip")
+        source_of(root, 8, workers=0, bad="skip")
 
 
 def test_folders_of_another_shape_are_refused(root) -> None:
     with pytest.raises(FileNotFoundError, match=r"train is not there: an image folder has train/<class>"):
-        Folder(root / "val")
+        source_of(root / "val")
     (root / "train" / "c").mkdir()
     with pytest.raises(ValueError, match=r"train/c has no images in it: fill it, or delete it"):
-        Folder(root)
+        source_of(root)
     picture(root / "train" / "c" / "0.png", 0)
     with pytest.raises(ValueError, match=r"train and .*val must have the same classes; only one of them has c$"):
-        Folder(root)
+        source_of(root)
     (root / "val").rename(root / "valid")
     with pytest.raises(FileNotFoundError, match="has neither val/ nor test/"):
-        Folder(root)
+        source_of(root)
     (root / "val").mkdir()
     with pytest.raises(ValueError, match="val has no folders in it"):
-        Folder(root)
+        source_of(root)
 
 
 def test_a_missing_pillow_is_named(root, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match="reading image files needs pillow: pip install 'ssgd"):
-        Folder(root)
+        source_of(root)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ssgd.lab.data import ImageSet, digit_images, digits
-from ssgd.lab.data.images import fake_images
+from ssgd.lab.data import ImageSet, Options, digit_images, digits
+from ssgd.lab.data.images import DeviceImages, fake_images
 
 
 def numbered(train: int = 10, test: int = 4) -> ImageSet:
@@ -21,13 +21,15 @@ def which(images: torch.Tensor) -> list[int]:
 
 
 def test_limits_take_the_first() -> None:
-    data = numbered().limited(3, 2)
-    assert which(data.train_images) == [0, 1, 2] and which(data.test_images) == [100, 101]
-    assert data.train_labels.tolist() == [0, 1, 2] and len(data.test_labels) == 2
-    assert len(numbered().limited(None, 1).train_labels) == 10 and len(numbered().limited(99).train_labels) == 10
-    assert data.channels == 2 and data.name == "numbered"
-    with pytest.raises(ValueError, match="the test part of numbered needs at least 1 image, not 0"):
-        numbered().limited(test=0)
+    def labels(part: str, **limits: int) -> list[int]:
+        source = DeviceImages.of(numbered(), Options(**limits))
+        assert source.channels == 2 and source.name == "numbered"
+        return torch.cat([y for _, y in source.in_order(part)]).tolist()
+
+    assert labels("train", train_limit=3) == [0, 1, 2] and labels("test", test_limit=2) == labels("test")[:2]
+    assert len(labels("train", test_limit=1)) == 10 == len(labels("train", train_limit=99))
+    with pytest.raises(ValueError, match="test_limit must be at least 1 sample, not 0"):
+        labels("test", test_limit=0)
 
 
 def test_held_out_images_come_from_the_training_part_alone() -> None:

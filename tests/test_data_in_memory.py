@@ -9,11 +9,11 @@ import torch
 
 from ssgd.lab.data import folder
 from ssgd.lab.data.augment import cut
-from ssgd.lab.data.folder import STD, Folder, fits
+from ssgd.lab.data.folder import STD, fits
 
-from .test_data_folder import all_of, picture
+from .test_data_folder import all_of, picture, source_of
 
-InMemory = partial(Folder, in_memory=True)
+Folder, InMemory = source_of, partial(source_of, in_memory=True)
 ONE_BYTE = 1.01 / 255 / min(STD)
 Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 
@@ -51,8 +51,8 @@ def test_they_are_the_images_of_the_folder(root, augment):
             assert torch.equal(mine[1], theirs[1])
             torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=ONE_BYTE if augment else 0)
             assert mine[0].is_contiguous(memory_format=torch.channels_last)
-    for part in ("test_batches", "clean_train_batches"):
-        mine, theirs = (all_of(getattr(source, part)(4)) for source in (kept, read))
+    for part in ("test", "train"):
+        mine, theirs = (all_of(source.in_order(part, 4)) for source in (kept, read))
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert [(s.name, s.classes, s.channels, s.kind, s.steps(4)) for s in (kept,)] == [(root.name, 2, 3, "images", 2)]
 
@@ -67,8 +67,8 @@ def test_fewer_of_them_are_those_of_the_folder_too(root, augment):
                           for whole, kind in zip(wholes, kinds, strict=True)):  # fmt: skip
         mine, theirs = (source.epoch(0, 0).batch(0, 4) for source in (less, limited))
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)) and less.steps(1) == 6
-        for part in ("test_batches", "clean_train_batches"):
-            mine, theirs = (all_of(getattr(source, part)(4)) for source in (less, limited))
+        for part in ("test", "train"):
+            mine, theirs = (all_of(source.in_order(part, 4)) for source in (less, limited))
             assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert [whole.steps(1) for whole in wholes] == [12, 12]
 

@@ -60,7 +60,7 @@ def test_batches_are_channels_last_and_normal(dtype: torch.dtype) -> None:
     x, y = source.epoch(0, 0).batch(1, 256)
     assert x.shape == (256, 3, 32, 32) and x.dtype == dtype and y.dtype == torch.int64
     assert x.is_contiguous(memory_format=torch.channels_last)
-    x, _ = next(source.clean_train_batches(512))
+    x, _ = next(source.in_order("train", 512))
     assert x.is_contiguous(memory_format=torch.channels_last) and x.dtype == dtype
     assert x.float().mean().abs() < 1e-3 and abs(x.float().std() - 1) < 1e-3
     assert (source.name, source.classes, source.channels, source.steps(100)) == ("fake", 10, 3, 5)
@@ -128,11 +128,8 @@ def test_digits_are_never_flipped() -> None:
 def test_evaluation_sees_every_image_once_and_untouched(ranks: int) -> None:
     data = small()
     source = DeviceImages(data)
-    for batches, images in (
-        (source.test_batches, data.test_images),
-        (source.clean_train_batches, data.train_images),
-    ):
-        parts = [pair for rank in range(ranks) for pair in batches(4, rank, ranks)]
+    for part, images in (("test", data.test_images), ("train", data.train_images)):
+        parts = [pair for rank in range(ranks) for pair in source.in_order(part, 4, rank, ranks)]
         assert torch.cat([y for _, y in parts]).tolist() == list(range(len(images)))
         torch.testing.assert_close(torch.cat([x for x, _ in parts]), by_hand(data, images), rtol=1e-6, atol=1e-6)
 

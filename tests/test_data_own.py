@@ -68,9 +68,9 @@ def test_every_item_is_trained_and_tested_on(own):
     x, y = all_of(source.epoch(0, 1).batch(step, 5) for step in range(2))
     assert sorted(x[:, 0].tolist()) == [2.0 * i for i in range(10)] != x[:, 0].tolist()
     assert y.tolist() == [int(first) // 2 % 3 for first in x[:, 0]]
-    x, y = all_of(source.test_batches(2))
+    x, y = all_of(source.in_order("test", 2))
     assert torch.equal(x, vectors(5).tensors[0]) and torch.equal(y, vectors(5).tensors[1])
-    assert len(all_of(source.first(3).clean_train_batches())[1]) == 3
+    assert len(all_of(source.first(3).in_order("train"))[1]) == 3
 
 
 def test_limits_and_held_out(own):
@@ -78,9 +78,9 @@ def test_limits_and_held_out(own):
         return vectors(), vectors(5)
 
     source = own(pair, held_out=4, train_limit=3, test_limit=2)
-    kept, tested = (set(all_of(part())[0][:, 0].tolist()) for part in (source.clean_train_batches, source.test_batches))
+    kept, tested = (set(all_of(source.in_order(part))[0][:, 0].tolist()) for part in ("train", "test"))
     assert (len(kept), len(tested)) == (3, 2) and not kept & tested
-    with pytest.raises(ValueError, match="the test part of my_data:load needs at least 1 sample, not 0"):
+    with pytest.raises(ValueError, match="test_limit must be at least 1 sample, not 0"):
         own(pair, test_limit=0)
 
 
@@ -96,7 +96,7 @@ def test_bytes_are_normalised_by_the_training_images(own, kind):
         return (pixels if kind == "array" else torch.from_numpy(pixels).permute(2, 0, 1)), number % 2
 
     source = own(lambda: (Pictures(item), Pictures(item, 3)))
-    x, _ = all_of(source.clean_train_batches())
+    x, _ = all_of(source.in_order("train"))
     channels = 1 if kind == "grey" else 3
     assert x.shape == (6, channels, 4, 5) and source.channels == channels and x.dtype == torch.float32
     assert x.mean((0, 2, 3)).abs().max() < 1e-6 and (x.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-6
@@ -106,7 +106,7 @@ def test_items_as_hugging_face_has_them(own):
     rows = Pictures(lambda number: {"image": np.full((2, 2), number, np.uint8), "label": number % 2})
     rows.features = {"image": SimpleNamespace(), "label": SimpleNamespace(num_classes=7)}
     source = own(lambda: (rows, rows))
-    assert source.classes == 7 and all_of(source.test_batches())[1].tolist() == [0, 1] * 3
+    assert source.classes == 7 and all_of(source.in_order("test"))[1].tolist() == [0, 1] * 3
 
 
 def test_classes_as_torchvision_has_them(own):
@@ -145,7 +145,7 @@ def test_a_source_is_taken_as_it_is(own):
 
     source = own(images, dtype=torch.bfloat16)
     assert (source.name, source.classes) == ("mine", 4)
-    assert next(source.test_batches())[0].dtype == torch.bfloat16
+    assert next(source.in_order("test"))[0].dtype == torch.bfloat16
     with pytest.raises(ValueError, match="returns a Source, which held_out and limits do not change"):
         own(images, held_out=1)
 
@@ -182,7 +182,7 @@ def test_a_function_that_returns_something_else(own, function, sentence):
 def test_a_test_item_of_a_class_that_training_does_not_have(own, workers):
     source = own(lambda: (vectors(classes=3), vectors(classes=4)), workers=workers)
     with pytest.raises(ValueError, match=r"^the target of item 3 of my_data:load is 3: classes count from 0 to 2$"):
-        list(source.test_batches())
+        list(source.in_order("test"))
 
 
 def test_a_name_is_checked_before_anything_is_loaded():

@@ -19,7 +19,7 @@ def loaded(name: str, **options) -> Source:
 @pytest.mark.parametrize(("name", "sizes", "channels"), [("digits", (1000, 797), 1), ("fake", (512, 128), 3)])
 def test_sets_without_files(name: str, sizes: tuple[int, int], channels: int) -> None:
     source = loaded(name)
-    assert (count(source.clean_train_batches()), count(source.test_batches())) == sizes
+    assert (count(source.in_order("train")), count(source.in_order("test"))) == sizes
     assert (source.name, source.classes, source.channels) == (name, 10, channels)
 
 
@@ -50,15 +50,17 @@ def test_a_path_is_a_folder_of_images(tmp_path) -> None:
             (tmp_path / part / name).mkdir(parents=True, exist_ok=True)
             image.new("RGB", (9, 9), (i, 0, 0)).save(tmp_path / part / name / f"{i}.png")
     source = loaded(str(tmp_path), workers=0, image_size=8, held_out=2, train_limit=2, augment=False)
-    assert (source.classes, count(source.test_batches()), count(source.clean_train_batches())) == (2, 2, 2)
+    assert (source.classes, count(source.in_order("test")), count(source.in_order("train"))) == (2, 2, 2)
     assert source.epoch(0, 0).batch(0, 2)[0].shape == (2, 3, 8, 8)
 
 
 def test_held_out_images_are_drawn_before_limits() -> None:
-    held = [torch.cat([x for x, _ in loaded("fake", held_out=64, **o).test_batches()]) for o in ({}, {"test_limit": 9})]
+    held = [
+        torch.cat([x for x, _ in loaded("fake", held_out=64, **o).in_order("test")]) for o in ({}, {"test_limit": 9})
+    ]
     assert len(held[0]) == 64 and torch.equal(held[0][:9], held[1])
     source = loaded("fake", held_out=64, train_limit=100)
-    assert (count(source.clean_train_batches()), count(source.test_batches())) == (100, 64)
+    assert (count(source.in_order("train")), count(source.in_order("test"))) == (100, 64)
 
 
 def test_augmentation_can_be_left_out() -> None:

@@ -355,7 +355,7 @@ def test_methods_learn_the_generated_text(name):
 def perplexity(net, source):
     net.eval()
     loss = words = 0
-    for i, (x, y) in enumerate(source.test_batches(20)):
+    for i, (x, y) in enumerate(source.in_order("test", 20)):
         if i == 0:
             net.reset(len(x))
         loss += F.cross_entropy(net(x).flatten(0, 1), y.flatten(), reduction="sum").item()

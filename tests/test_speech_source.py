@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssgd.lab.data import load
+from ssgd.lab.data import Options, load
 from ssgd.lab.data.corpora import load_speech
 from ssgd.lab.data.corpora.free import fake_speech
 from ssgd.lab.data.faults import Faults, Unusable, counts
@@ -123,12 +123,12 @@ def test_ranks_share_a_batch_and_an_evaluation():
     epoch = source.epoch(3, 1)
     parts = [numbers(epoch.batch(2, 6, rank, 3)) for rank in range(3)]
     assert flat(parts) == numbers(epoch.batch(2, 6))
-    for batches in (source.test_batches, source.valid_batches, source.clean_train_batches):
-        everyone = flat(numbers(batch) for batch in batches())
-        shared = [flat(numbers(batch) for batch in batches(2, rank, 2)) for rank in range(2)]
+    for part in ("test", "valid", "train"):
+        everyone = flat(numbers(batch) for batch in source.in_order(part))
+        shared = [flat(numbers(batch) for batch in source.in_order(part, 2, rank, 2)) for rank in range(2)]
         assert flat(shared) == everyone and len(set(everyone)) == len(everyone)
-    assert sorted(flat(numbers(b) for b in source.valid_batches())) == list(range(24, 29))
-    assert sorted(flat(numbers(b) for b in source.test_batches())) == list(range(29, 34))
+    assert sorted(flat(numbers(b) for b in source.in_order("valid"))) == list(range(24, 29))
+    assert sorted(flat(numbers(b) for b in source.in_order("test"))) == list(range(29, 34))
     with pytest.raises(ValueError, match="cannot be divided evenly"):
         epoch.batch(0, 4, 0, 3)
 
@@ -142,7 +142,7 @@ def test_the_precision_asked_for():
 
 def test_by_speaker_every_speaker_has_mean_0_and_variance_1():
     source = SpeechSource(corpus(), normalise="speaker")
-    (x, lengths, *_) = next(source.clean_train_batches(100))
+    (x, lengths, *_) = next(source.in_order("train", 100))
     order = sorted(source.utterances["train"], key=lambda u: 10 + 7 * int(u.key) % 50)
     for speaker in ("s0", "s1", "s2"):
         mine = [i for i, utterance in enumerate(order) if utterance.speaker == speaker]
@@ -156,10 +156,10 @@ def test_globally_all_of_training_is_and_the_rest_follows_it():
     def frames(batches):
         return torch.cat([x[:, :n] for b in batches for x, n in zip(b[0], b[1].tolist(), strict=True)], 1)
 
-    train, test = frames(source.clean_train_batches()), frames(source.test_batches())
+    train, test = frames(source.in_order("train")), frames(source.in_order("test"))
     assert train.mean(1).abs().max() < 1e-4 and (train.var(1, correction=0) - 1).abs().max() < 1e-3
     assert test[0].mean() > 2  # the numbers of test utterances are larger than those of training
-    assert list(SpeechSource(replace(corpus(), test=[]), normalise="global").test_batches()) == []
+    assert list(SpeechSource(replace(corpus(), test=[]), normalise="global").in_order("test")) == []
     with pytest.raises(ValueError, match="normalise must be one of 'speaker', 'global', 'none', not 'both'"):
         SpeechSource(corpus(), normalise="both")
 
@@ -167,7 +167,7 @@ def test_globally_all_of_training_is_and_the_rest_follows_it():
 def test_without_a_speaker_an_utterance_is_normalised_by_itself():
     alone = [Utterance(str(i), "AB", (), "", str(i)) for i in range(6)]
     source = SpeechSource(Corpus("alone", alone, [], alone[:1], Counting()))
-    x, lengths, *_ = next(source.clean_train_batches())
+    x, lengths, *_ = next(source.in_order("train"))
     for row, length in zip(x, lengths.tolist(), strict=True):
         assert row[1, :length].mean().abs() < 1e-5
 
@@ -188,7 +188,7 @@ def test_masks_are_drawn_for_training_alone_by_seed_epoch_and_utterance():
 
     assert masked(0, 4) == masked(0, 8) != masked(1, 4)
     assert any(any(hidden) for hidden in masked(0, 4).values())
-    for x, lengths, *_ in source.clean_train_batches():
+    for x, lengths, *_ in source.in_order("train"):
         assert all(row[0, :length].all() for row, length in zip(x, lengths.tolist(), strict=True))
 
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_used_is_listed_and_counted():
     assert source.skipped[3].sentence.startswith("its transcript needs 7 frames, and 5 are left of its 10")
     assert counts(source.skipped)["transcript too long"] == 1
     assert [utterance.place for utterance in source.utterances["train"]] == ["list:1", "list:5", "list:7"]
-    x, lengths, targets, _ = next(source.clean_train_batches())
+    x, lengths, targets, _ = next(source.in_order("train"))
     assert numbers((x,)) == [0, 3, 4] and lengths.tolist() == [10, 31, 38]  # whose frames are whose is still right
     assert targets[1].tolist() == list(range(3, 18))
 
@@ -307,7 +307,7 @@ def test_made_up_speech():
 def test_less_than_one_is_refused(name):
     for count in (0, -1):
         for part in ("train", "test"):
-            with pytest.raises(ValueError, match=f"part of .* needs at least 1 (utterance|word|image), not {count}"):
+            with pytest.raises(ValueError, match=f"{part}_limit must be at least 1 sample, not {count}"):
                 by_name(name, **{f"{part}_limit": count})
     if name != "fake-text":
         with pytest.raises(ValueError, match=r"hold out .*, not -1"):
@@ -411,7 +411,7 @@ def test_a_folder_of_kaldi_folders(tmp_path):
         (tmp_path / part / "text").write_text("u1 YES\nu2 NO\n")
     source = by_name(str(tmp_path))
     assert sizes(source) == [2, 2, 2]
-    assert next(source.test_batches())[1].tolist() == [48, 48]
+    assert next(source.in_order("test"))[1].tolist() == [48, 48]
 
 
 # --- the real ones --------------------------------------------------------------------------------------------------
@@ -428,7 +428,7 @@ def real(request):
 
 @pytest.mark.parametrize("real", ["an4"], indirect=True)
 def test_the_real_an4(real):
-    source = load_speech("an4", real, device="cpu", dtype=torch.float32)
+    source = load_speech("an4", Options(real))
     assert sizes(source) == [848, 100, 130] and source.skipped == []
     speakers = [{u.speaker for u in source.utterances[part]} for part in ("train", "valid", "test")]
     assert len(speakers[0] | speakers[1]) == 74 and len(speakers[2]) == 10 and not speakers[0] & speakers[1]
@@ -436,7 +436,7 @@ def test_the_real_an4(real):
 
 @pytest.mark.parametrize("real", ["fsdd"], indirect=True)
 def test_the_real_fsdd(real):
-    source = load_speech("fsdd", real, device="cpu", dtype=torch.float32)
+    source = load_speech("fsdd", Options(real))
     assert sum(sizes(source)) == 3000 and source.skipped == []
     assert len({u.speaker for part in source.utterances.values() for u in part}) == 6
 
@@ -451,7 +451,7 @@ def test_a_file_is_heard_as_the_corpus_is(tmp_path, normalise):
         path = write_wav(tmp_path / f"{i}.wav", sound(0.4 + 0.1 * i, seed=i))
         made.append(Utterance(str(i), "A", (Clip(path),), f"speaker {i}", f"list:{i}"))
     source = SpeechSource(Corpus("a", made, made[:1], made[:1], LogMel()), normalise=normalise)
-    (batch,) = source.clean_train_batches(3)
+    (batch,) = source.in_order("train", 3)
     for i in range(3):
         features, length = source.features_of(tmp_path / f"{i}.wav")
         assert length.item() == batch[1][i]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ssgd.lab.data import load
-from ssgd.lab.data.text import Text, TextSource, fake_text, text
+from ssgd.lab.data.text import PARTS, Text, TextSource, fake_text, text
 
 LINES = {
     "train": "the cat saw the <unk>\nthe dog ran\n",
@@ -139,11 +139,11 @@ def test_all_epochs_are_the_same_and_ranks_have_rows_of_their_own():
 @pytest.mark.parametrize("ranks", [1, 3, 6])
 def test_every_word_is_evaluated_once_and_in_order(words, ranks):
     source = counting(words, steps_back=10)
-    for batches in (source.test_batches, source.valid_batches, source.clean_train_batches):
+    for part in ("test", "valid", "train"):
         seen = []
         for rank in range(ranks):
             rows: dict[int, list[int]] = {}
-            for x, y in batches(5, rank, ranks):
+            for x, y in source.in_order(part, 5, rank, ranks):
                 assert torch.equal(x, torch.where(y > 0, y - 1, words)) and x.shape[1] <= 10
                 for row, told in enumerate(y.tolist()):
                     rows.setdefault(row, []).extend(told)
@@ -161,8 +161,6 @@ def test_what_cannot_be_is_a_sentence():
         source.epoch(0, 0).batch(1, 2)
     with pytest.raises(ValueError, match="a batch of 2 cannot be divided evenly among 4 ranks"):
         source.epoch(0, 0).batch(0, 2, 0, 4)
-    with pytest.raises(ValueError, match="at least 1 word, not 0"):
-        TextSource(fake_text(), test_limit=0)
 
 
 # --- by name --------------------------------------------------------------------------------------------------------
@@ -174,8 +172,7 @@ def test_texts_by_name_and_path(folder, monkeypatch):
 
     source = loaded("fake-text", train_limit=700, test_limit=30)
     assert (source.name, source.kind, source.classes, source.channels) == ("fake-text", "language", 30, 1)
-    parts = (source.clean_train_batches, source.valid_batches, source.test_batches)
-    assert [sum(y.numel() for _, y in part()) for part in parts] == [700, 30, 30]
+    assert [sum(y.numel() for _, y in source.in_order(part)) for part in PARTS] == [700, 30, 30]
     assert loaded(str(folder)).vocabulary == text(folder).vocabulary
     (folder / "ptb").mkdir()
     for part in LINES:

@@ -35,6 +35,6 @@ def test_the_real_ten_classes():
     options = {"device": "cpu", "dtype": torch.float32, "workers": 0, "image_size": recipe.image_size}
     source = load(recipe.data, **options, bad="skip")
     assert (source.classes, source.steps(recipe.batch), list(source.skipped)) == (10, 39, [])
-    assert sum(len(y) for _, y in source.test_batches()) == 500
+    assert sum(len(y) for _, y in source.in_order("test")) == 500
     x, _ = source.epoch(0, 0).batch(0, 4)
     assert x.shape == (4, 3, 64, 64)

@@ -2,6 +2,6 @@
 
 from ssgd.lab.data.digits import DigitSplit, digit_images, digits
 from ssgd.lab.data.images import ImageSet
-from ssgd.lab.data.registry import NAMES, Source, load
+from ssgd.lab.data.registry import NAMES, Options, Source, load
 
-__all__ = ["NAMES", "DigitSplit", "ImageSet", "Source", "digit_images", "digits", "load"]
+__all__ = ["NAMES", "DigitSplit", "ImageSet", "Options", "Source", "digit_images", "digits", "load"]

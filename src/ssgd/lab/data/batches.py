@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
@@ -17,6 +19,41 @@ KEPT = 24  # epochs kept of each source, for trainings that run side by side and
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is taken of a data set, in what form, and for which device: what load() is asked for besides a name.
+
+    Attributes:
+        folder: where the files of sets by name lie, or are downloaded to.
+        workers: the processes that read image files and Datasets; None is one for each core.
+        train_limit, test_limit: the most samples of a part; they come after ``held_out``.
+        held_out: so many training samples take the place of the test set.
+        image_size: the width and height to which image files are brought.
+        bad: what becomes of rows and files that cannot be used: ``"raise"`` ends with the first, ``"skip"`` goes on
+            without them and lists them in the source's ``skipped``.
+        spec_augment, normalise: for the features of speech.
+    """
+
+    folder: str | Path | None = None
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+    download: bool = True
+    workers: int | None = None
+    augment: bool = True
+    train_limit: int | None = None
+    test_limit: int | None = None
+    held_out: int = 0
+    image_size: int = 224
+    bad: str = "raise"
+    spec_augment: bool = False
+    normalise: str = "speaker"
+
+    def __post_init__(self) -> None:
+        for name in ("train_limit", "test_limit"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1 sample, not {count}")
 
 
 class Batches(Protocol):
@@ -79,19 +116,11 @@ class Source:
         make = partial(self.parts["train"].epoch, seed, number)
         return made_once(self._epochs, (seed, number), make, self.epochs_kept)
 
-    def test_batches(self, size: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]:
-        """Yields all of the test part; each rank has its share."""
-        return self.parts["test"].in_order(size or self.test_size, rank, ranks)
-
-    def valid_batches(self, size: int | None = None, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, ...]]:
-        """Yields all of the validation part; each rank has its share."""
-        return self.parts["valid"].in_order(size or self.test_size, rank, ranks)
-
-    def clean_train_batches(
-        self, size: int | None = None, rank: int = 0, ranks: int = 1
+    def in_order(
+        self, part: str, size: int | None = None, rank: int = 0, ranks: int = 1
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yields all of the training part, not augmented; each rank has its share."""
-        return self.parts["train"].in_order(size or self.test_size, rank, ranks)
+        """Yields all of a part, "train", "valid" or "test", not augmented; each rank has its share."""
+        return self.parts[part].in_order(size or self.test_size, rank, ranks)
 
 
 def whole_batches(samples: int, size: int) -> int:
@@ -137,13 +166,6 @@ def made_once(made: dict[Key, Made], key: Key, make: Callable[[], Made], most: i
     if len(made) > most:
         del made[next(iter(made))]
     return value
-
-
-def check_limits(train: int | None, test: int | None, what: str, samples: str) -> None:
-    """Refuses limits that would leave the training or the test part of ``what`` without samples."""
-    for part, count in (("train", train), ("test", test)):
-        if count is not None and count < 1:
-            raise ValueError(f"the {part} part of {what} needs at least 1 {samples}, not {count}")
 
 
 def _check_rank(rank: int, ranks: int) -> None:

@@ -38,17 +38,6 @@ class ImageSet:
     def channels(self) -> int:
         return self.train_images.shape[1]
 
-    def limited(self, train: int | None = None, test: int | None = None) -> ImageSet:
-        """Returns at most the first ``train`` training images and the first ``test`` test images."""
-        batches.check_limits(train, test, self.name, "image")
-        return replace(
-            self,
-            train_images=self.train_images[:train],
-            train_labels=self.train_labels[:train],
-            test_images=self.test_images[:test],
-            test_labels=self.test_labels[:test],
-        )
-
     def held_out(self, count: int, seed: int = 0) -> ImageSet:
         """Returns a set that tests on ``count`` of the training images: for tuning without the test set."""
         tested, trained = draw_held_out(len(self.train_labels), count, seed)
@@ -85,6 +74,20 @@ class DeviceImages(batches.Source):
     With ``augment``, training images are moved by up to ``padding`` pixels (zeros come in) and, where the set allows,
     flipped. Order, moves and flips are a function of seed and epoch alone, the same on every device.
     """
+
+    @classmethod
+    def of(cls, images: ImageSet, wanted: batches.Options) -> DeviceImages:
+        """Makes the source that is wanted; what is held out is drawn before the first so many are taken."""
+        if wanted.held_out:
+            images = images.held_out(wanted.held_out)
+        images = replace(
+            images,
+            train_images=images.train_images[: wanted.train_limit],
+            train_labels=images.train_labels[: wanted.train_limit],
+            test_images=images.test_images[: wanted.test_limit],
+            test_labels=images.test_labels[: wanted.test_limit],
+        )
+        return cls(images, wanted.device, wanted.dtype, wanted.augment)
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,7 +41,7 @@ class MapSource(Source):
 
     The order of an epoch is a function of its seed and number; the seed of a sample's augmentation is a function of
     both and of the sample's place in the epoch. So a training may start at any step, with any number of ranks.
-    ``finished`` turns the inputs of a batch on the device into what the net takes; ``workers`` processes read.
+    ``finished`` turns the inputs of a batch on the device into what the net takes.
     """
 
     test_size = 256
@@ -51,21 +51,16 @@ class MapSource(Source):
         name: str,
         classes: int,
         channels: int,
-        train: Samples,
-        test: Samples,
+        parts: Mapping[str, Samples],
         finished: Callable[[Tensor], Tensor],
-        *,
-        device: torch.device,
-        augment: bool,
-        workers: int,
+        wanted: batches.Options,
         skipped: Sequence[Skipped] = (),
     ) -> None:
-        self.epochs_kept = batches.KEPT if train.on_device else STREAMS_KEPT
-        parts = {
-            part: Streamed(samples, partial(Stream, workers=workers, device=device, finished=finished), augment)
-            for part, samples in (("train", train), ("test", test))
-        }
-        super().__init__(name, classes, channels, parts, skipped)
+        self.epochs_kept = batches.KEPT if parts["train"].on_device else STREAMS_KEPT
+        workers, device = cores() if wanted.workers is None else wanted.workers, torch.device(wanted.device)
+        make = partial(Stream, workers=workers, device=device, finished=finished)
+        streamed = {name: Streamed(samples, make, wanted.augment) for name, samples in parts.items()}
+        super().__init__(name, classes, channels, streamed, skipped)
 
 
 class Streamed:

@@ -13,89 +13,58 @@ import torch
 from torch import Tensor
 
 from ssgd.lab.data.augment import mean_and_std, normal_table, normalised
-from ssgd.lab.data.batches import Source, check_limits
+from ssgd.lab.data.batches import Options, Source
 from ssgd.lab.data.faults import Unusable
-from ssgd.lab.data.image_files import spread
+from ssgd.lab.data.folder import spread
 from ssgd.lab.data.images import draw_held_out
-from ssgd.lab.data.map_style import MapSource, Request, cores
+from ssgd.lab.data.map_style import MapSource, Request
 from ssgd.lab.imported import imported, takes
 
 MEASURED = 1000  # training images, at most, from which mean and deviation of bytes are taken
 FORM = "let it return (train, test), two Datasets with __len__ and __getitem__, or a Source of ssgd.lab.data"
 
 
-def own_source(
-    name: str,
-    *,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    augment: bool,
-    train_limit: int | None,
-    test_limit: int | None,
-    held_out: int,
-    workers: int | None,
-) -> Source:
+def own_source(name: str, wanted: Options) -> Source:
     """Calls ``"package.module:load"`` and returns a source of its Datasets, or the Source that it returned.
 
     A ``load`` that has the parameters ``device`` and ``dtype`` is given them, for its Source. Limits and ``held_out``
     are for Datasets.
-    """
-    load = imported(name)
-    options = {"device": torch.device(device), "dtype": dtype}
-    if not takes(load) and not takes(load, **options):
-        raise ValueError(f"{name} has parameters without a default: define it without, or with device and dtype alone")
-    found = load(**options) if takes(load, **options) else load()
-    if isinstance(found, Source):
-        if held_out or train_limit is not None or test_limit is not None:
-            raise ValueError(f"{name} returns a Source, which held_out and limits do not change: let {name} apply them")
-        return found
-    if not (isinstance(found, (tuple, list)) and len(found) == 2 and all(map(_is_map_style, found))):
-        raise ValueError(f"{name} returned {_kind_of(found)}: {FORM}")
-    check_limits(train_limit, test_limit, name, "sample")
-    train, test = (Items(dataset, range(len(dataset)), name) for dataset in found)
-    if held_out:
-        tested, trained = draw_held_out(len(train), held_out)
-        train, test = (Items(found[0], places.tolist(), name) for places in (trained, tested))
-    train, test = train.first(train_limit), test.first(test_limit)
-    workers = cores() if workers is None else workers
-    return DatasetSource(name, train, test, torch.device(device), dtype, augment, workers)
-
-
-class DatasetSource(MapSource):
-    """Batches of two map-style Datasets of (input, target), the target being the number of a class.
 
     Images in bytes (pillow's, arrays (H, W, C), uint8 tensors (C, H, W)) are normalised by mean and deviation of the
     training images; other inputs are taken as the Dataset gives them. Its own transforms augment: whatever they draw
     from torch, numpy or ``random`` is a function of seed, epoch and place in the epoch. With ``augment=False`` they
     draw the same in every epoch.
     """
+    load = imported(name)
+    options = {"device": torch.device(wanted.device), "dtype": wanted.dtype}
+    if not takes(load) and not takes(load, **options):
+        raise ValueError(f"{name} has parameters without a default: define it without, or with device and dtype alone")
+    found = load(**options) if takes(load, **options) else load()
+    if isinstance(found, Source):
+        if wanted.held_out or wanted.train_limit is not None or wanted.test_limit is not None:
+            raise ValueError(f"{name} returns a Source, which held_out and limits do not change: let {name} apply them")
+        return found
+    if not (isinstance(found, (tuple, list)) and len(found) == 2 and all(map(_is_map_style, found))):
+        raise ValueError(f"{name} returned {_kind_of(found)}: {FORM}")
+    train, test = (Items(dataset, range(len(dataset)), name) for dataset in found)
+    if wanted.held_out:
+        tested, trained = draw_held_out(len(train), wanted.held_out)
+        train, test = (Items(found[0], places.tolist(), name) for places in (trained, tested))
+    train, test = train.first(wanted.train_limit), test.first(wanted.test_limit)
+    for part, items in (("training", train), ("test", test)):
+        if not len(items):
+            raise ValueError(f"{name} returned a {part} part without items: {FORM}")
+    example = train.inputs([0])[0]
+    train.classes = test.classes = train.count_classes()
+    table = train.table().to(wanted.dtype).to(wanted.device) if example.dtype == torch.uint8 else None
 
-    def __init__(
-        self,
-        name: str,
-        train: Items,
-        test: Items,
-        device: torch.device,
-        dtype: torch.dtype,
-        augment: bool,
-        workers: int,
-    ) -> None:
-        for part, items in (("training", train), ("test", test)):
-            if not len(items):
-                raise ValueError(f"{name} returned a {part} part without items: {FORM}")
-        example = train.inputs([0])[0]
-        train.classes = test.classes = train.count_classes()
-        table = train.table().to(dtype).to(device) if example.dtype == torch.uint8 else None
+    def finished(inputs: Tensor) -> Tensor:
+        if table is not None:
+            return normalised(inputs.permute(0, 2, 3, 1), table)
+        return inputs.to(wanted.dtype) if inputs.is_floating_point() else inputs
 
-        def finished(inputs: Tensor) -> Tensor:
-            if table is not None:
-                return normalised(inputs.permute(0, 2, 3, 1), table)
-            return inputs.to(dtype) if inputs.is_floating_point() else inputs
-
-        channels = len(example) if example.dim() else 1
-        super().__init__(
-            name, train.classes, channels, train, test, finished, device=device, augment=augment, workers=workers
-        )
+    channels = len(example) if example.dim() else 1
+    return MapSource(name, train.classes, channels, {"train": train, "test": test}, finished, wanted)
 
 
 class Items:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ssgd.lab.data import batches
+from ssgd.lab.data.download import data_folder
 from ssgd.lab.data.faults import Faults, Skipped, Unusable, utf8_lines
 
 END, UNKNOWN = "<eos>", "<unk>"
@@ -47,6 +48,19 @@ def text(folder: str | Path, name: str | None = None, bad: str = "raise") -> Tex
     return Text(name, tuple(reader.numbers), train, valid, test, faults.skipped)
 
 
+def load_text(name: str, wanted: batches.Options) -> TextSource:
+    """Loads ``"ptb"``, ``"fake-text"`` or the folder of that path."""
+    if wanted.held_out:
+        raise ValueError(f"held_out is for images, and {name} is a text with a validation part: use that")
+    if name == "fake-text":
+        found = fake_text()
+    else:
+        found = text(data_folder(wanted.folder) / name if name == "ptb" else Path(name).expanduser(), bad=wanted.bad)
+    tested = slice(wanted.test_limit)
+    train, valid, test = found.train[: wanted.train_limit], found.valid[tested], found.test[tested]
+    return TextSource(replace(found, train=train, valid=valid, test=test), wanted.device)
+
+
 def is_text(folder: Path) -> bool:
     """Whether the folder has a training text in it; a folder of images may have its lists beside train/."""
     return not (folder / "train").is_dir() and bool(_files(folder, "train"))
@@ -69,25 +83,15 @@ def fake_text(words: int = 30, train: int = 6000, test: int = 1000) -> Text:
 class TextSource(batches.Source):
     """Batches of a text: a batch reads on in ``size`` places of the text at once, ``steps_back`` words at a time.
 
-    Every word is predicted from those before it, the first from ``<eos>``. All epochs are the same. ``train_limit``
-    and ``test_limit`` keep the first so many words.
+    Every word is predicted from those before it, the first from ``<eos>``. All epochs are the same.
     """
 
     kind = "language"
     test_size = 20
 
-    def __init__(
-        self,
-        text: Text,
-        device: torch.device | str = "cpu",
-        steps_back: int = 35,
-        train_limit: int | None = None,
-        test_limit: int | None = None,
-    ) -> None:
-        batches.check_limits(train_limit, test_limit, text.name, "word")
+    def __init__(self, text: Text, device: torch.device | str = "cpu", steps_back: int = 35) -> None:
         self.vocabulary, end = text.vocabulary, text.vocabulary.index(END)
-        words = {"train": text.train[:train_limit], "valid": text.valid[:test_limit], "test": text.test[:test_limit]}
-        parts = {name: Words(part.to(device), end, steps_back) for name, part in words.items()}
+        parts = {part: Words(getattr(text, part).to(device), end, steps_back) for part in PARTS}
         super().__init__(text.name, len(text.vocabulary), 1, parts, text.skipped)
 
 

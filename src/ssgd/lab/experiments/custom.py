@@ -9,7 +9,7 @@ import torch
 from ..data import NAMES
 from ..data.corpora import is_speech
 from ..data.faults import Faults
-from ..data.image_files import listed
+from ..data.folder import listed
 from ..data.text import is_text
 from ..models import MODELS, build
 from ..train.building import check_kind

@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from .running import Run
 
 IMAGES_FOR_BN = 20_000
-BATCHES = {"train": "clean_train_batches", "valid": "valid_batches", "test": "test_batches"}
 
 
 def evaluate(run: Run, part: str, recompute: bool = False) -> dict[str, float]:
     """Measures a run on a part of its data; ``recompute`` gathers batch-norm's statistics again for this once."""
     ranks = run.ranks
-    batches: Callable[..., Iterator[tuple[Tensor, ...]]] = getattr(run.source, BATCHES[part])
+    batches = partial(run.source.in_order, part)
     with run.on_stream(), _evaluated_net(run, recompute) as net:
         mine = batches(rank=ranks.rank, ranks=ranks.count)
         if run.sharded:
@@ -108,7 +107,7 @@ def _batches_for_bn(run: Run) -> Iterator[Tensor]:
 def _by_graph(run: Run) -> Tensor:
     """The sums over the test images, from a graph: they are asked for after every epoch."""
     if run.test_graph is None:
-        run.test_graph = GraphOf(lambda: run.kind.count(run.net, run.source.test_batches(), run.autocast, run.device))
+        run.test_graph = GraphOf(lambda: run.kind.count(run.net, run.source.in_order("test"), run.autocast, run.device))
     return run.test_graph()
 
 
@@ -167,10 +166,12 @@ def tasks_of(net: nn.Module, source: Any, recipe: Recipe, large: bool = False, d
         texts = zip(batch[2].tolist(), batch[3].tolist(), strict=True)
         return sum(len(source.alphabet.decoded(text[:length]).split()) for text, length in texts)
 
-    parts: dict[str, Callable[..., Iterator[Any]]] = {"train": source.clean_train_batches, "test": source.test_batches}
+    parts: dict[str, Callable[..., Iterator[Any]]] = {
+        part: partial(source.in_order, part) for part in ("train", "test")
+    }
     at_once = recipe.batch
     on_gpu = next(net.parameters()).is_cuda
-    if large and on_gpu and source.kind == "images" and _small(*next(iter(source.test_batches(1)))):
+    if large and on_gpu and source.kind == "images" and _small(*next(iter(source.in_order("test", 1)))):
         parts, at_once = {name: partial(batches, LARGE) for name, batches in parts.items()}, LARGE
     answers: dict[str, Any] = {"loss_and_wrong": both, "logits": logits}
     if source.kind == "speech":

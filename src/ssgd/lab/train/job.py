@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ...files import append_line, explained, write_whole
 from ...methods import registry
 from ...optimizer import SSGD
 from ..data.faults import Skipped, counts
-from ..data.registry import Source, load
+from ..data.registry import Options, Source, load
 from .checkpoint import Checkpoints, write_safetensors
 from .distributed import Ranks, by_first, total
 from .evaluating import tolerance_figures, with_recomputed_bn
@@ -26,7 +26,6 @@ from .rundir import RunDir, check_unchanged, environment, of_files, of_model, of
 from .running import Diverged, Run
 
 TOLD = 20  # of what was skipped in the data, at the terminal
-OF_DATA = ("augment", "train_limit", "test_limit", "held_out", "image_size", "bad", "normalise", "spec_augment")
 ROUND = 20  # steps after which ranks ask each other whether to stop or to save
 
 
@@ -298,23 +297,16 @@ class Sources:
 
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
-        self._loaded: dict[tuple[Any, ...], Source] = {}
+        self._loaded: dict[tuple[str, Options], Source] = {}
         self._told: set[int] = set()
 
     def get(self, recipe: Recipe, device: torch.device) -> Source:
         dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-        given: dict[str, Any] = {name: getattr(recipe, name) for name in OF_DATA}
-        key = (recipe.data, dtype, *given.values())
+        asked = vars(self.execution) | vars(recipe)
+        given = {one.name: asked[one.name] for one in fields(Options) if one.name in asked}
+        key = recipe.data, Options(**{**given, "device": device, "dtype": dtype})
         if key not in self._loaded:
-            self._loaded[key] = load(
-                recipe.data,
-                self.execution.folder,
-                device=device,
-                dtype=dtype,
-                download=self.execution.download,
-                workers=self.execution.workers,
-                **given,
-            )
+            self._loaded[key] = load(recipe.data, **vars(key[1]))
         return self._loaded[key]
 
     def untold(self, source: Source) -> bool:

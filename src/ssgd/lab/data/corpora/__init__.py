@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
+from ssgd.lab.data.batches import Options
 from ssgd.lab.data.corpora.free import connected, fake_speech, read_an4, read_fsdd
 from ssgd.lab.data.corpora.lists import read_kaldi, read_manifest
 from ssgd.lab.data.corpora.wsj import MAGIC, read_sphere, read_wsj
+from ssgd.lab.data.download import data_folder
 from ssgd.lab.data.faults import Faults, Unusable, counts
 from ssgd.lab.data.speech.audio import FORMATS, read_audio
 from ssgd.lab.data.speech.features import Cepstra, LogMel, SpecAugment
@@ -19,34 +19,22 @@ FORMATS[MAGIC] = read_sphere  # wherever a file of that kind is listed
 FSDD_SPEAKERS = {"valid": ("yweweler",), "test": ("theo",)}  # the others are trained on
 
 
-def load_speech(
-    name: str,
-    folder: Path,
-    *,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    spec_augment: bool = False,
-    normalise: str = "speaker",
-    bad: str = "raise",
-    train_limit: int | None = None,
-    test_limit: int | None = None,
-    held_out: int = 0,
-) -> SpeechSource:
-    """Loads one of ``SPEECH`` of the registry, from ``folder``, or a path for which :func:`is_speech` is true.
+def load_speech(name: str, wanted: Options) -> SpeechSource:
+    """Loads one of ``SPEECH`` of the registry, or a path for which :func:`is_speech` is true.
 
     ``bad="skip"`` leaves out utterances that cannot be used and counts them, ``"raise"`` ends with the first.
     """
-    faults = Faults(bad)
+    faults, folder = Faults(wanted.bad), data_folder(wanted.folder)
     corpus = _corpus(name, folder, faults)
-    if held_out:
-        corpus = corpus.held_out(held_out)
+    if wanted.held_out:
+        corpus = corpus.held_out(wanted.held_out)
     source = SpeechSource(
-        corpus.limited(train_limit, test_limit),
-        device,
-        dtype,
+        corpus.limited(wanted.train_limit, wanted.test_limit),
+        wanted.device,
+        wanted.dtype,
         faults=faults,
-        normalise=normalise,
-        spec_augment=SpecAugment() if spec_augment else None,
+        normalise=wanted.normalise,
+        spec_augment=SpecAugment() if wanted.spec_augment else None,
         frames_folder=folder / "frames" if name == "wsj" else None,  # 81 hours are 4.7 GB
     )
     for part, utterances in source.utterances.items():

@@ -9,8 +9,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ssgd.lab.data.batches import check_limits
-
 
 @dataclass(frozen=True)
 class Clip:
@@ -58,7 +56,6 @@ class Corpus:
 
     def limited(self, train: int | None, test: int | None) -> Corpus:
         """Returns a corpus of the first so many utterances of a part."""
-        check_limits(train, test, self.name, "utterance")
         return replace(self, train=self.train[:train], test=self.test[:test])
 
 
