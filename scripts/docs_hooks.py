@@ -10,7 +10,7 @@ from ssgd.cli.fields import GROUPS
 from ssgd.cli.main import COMMANDS, command
 from ssgd.lab.train import Execution, Recipe, fields
 
-WITH_FIELDS = ("train", "compare")
+WITH_FIELDS = ("train", "compare", "tune")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -1,5 +1,6 @@
 """Runs over a Ray cluster: one on this machine, of two cores."""
 
+import re
 import socket
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssgd.cli.main import main
 from ssgd.lab.experiments import Results, get, plan
 from ssgd.lab.experiments.on_ray import check_address, train_on_ray
 from ssgd.lab.experiments.running import carry_out
@@ -132,3 +134,15 @@ def test_an_address_where_nothing_answers_is_told_at_once():
         check_address(address)
     for word in ("", "auto", "local"):  # Ray's own
         check_address(word)
+
+
+def test_the_best_and_the_comparison_are_those_of_one_process(cluster, tmp_path, monkeypatch, capsys):
+    """Each command over the two workers, and here."""
+    monkeypatch.chdir(tmp_path)
+    words = ["digits", "phases=3", "lr=0.1", "train_limit=100", "device=cpu", "progress=false"]
+    for command in (["tune", "--vary", "lr=0.1,0.01,0.2,0.05"], ["compare", "seeds=0,1"]):
+        found = {}
+        for on in ("here", "ray"):
+            assert main([command[0], *words, *command[1:], f"out={on}", "--on", on]) == 0
+            found[on] = re.sub(r" +\d+$", "", capsys.readouterr().out.replace(f" out={on}", ""), flags=re.MULTILINE)
+        assert found["ray"] == found["here"]

@@ -27,6 +27,12 @@ def add_data_and_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_on(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--on", choices=("here", "ray"), default="here", help="Where the runs are made; ray is over a Ray cluster."
+    )
+
+
 def add_options(parser: argparse.ArgumentParser, out: str) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path(out), help=f"The results go to OUT.npz, OUT.json … (default: {out})."

@@ -14,7 +14,8 @@ from itertools import product
 from pathlib import Path
 
 from ..lab.experiments.custom import METHODS
-from ..lab.train.recipe import Recipe
+from ..lab.train.recipe import Execution, Recipe
+from .arguments import add_on
 from .comparison import WRITERS, Row, check_places
 from .fields import add_fields, chosen, in_name, prepared, short, value_of
 from .training import show
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="Draws the differences to the first, as .png, .pdf or .svg."
     )
+    add_on(parser)
     add_fields(parser)
 
 
@@ -41,10 +43,7 @@ def run(options: argparse.Namespace) -> int:
     vary = options.vary
     if not vary and (options.recipe is None or value_of(options, "method") is None):
         vary = [f"method={','.join(METHODS)}"]
-    # lr and phases must fit each other before anything is varied
-    first = [change.partition(",")[0] for change in vary if change.partition("=")[0] in ("lr", "phases")]
-    options.changes += [change for change in first if change.partition("=")[2]]
-    recipe, execution = chosen(options, "ssgd compare", [change.partition("=")[0].replace("-", "_") for change in vary])
+    recipe, execution = begun_with(options, "ssgd compare", vary)
     files = {what: getattr(options, what) for what in WRITERS}
     check_places(**files)
 
@@ -54,11 +53,19 @@ def run(options: argparse.Namespace) -> int:
                 WRITERS[what](rows, path)
                 print(f"written: {path}")
 
-    return show(variants(recipe, vary), execution, keep)
+    return show(variants(recipe, vary), execution, keep, options.on)
 
 
-def variants(recipe: Recipe, vary: list[str]) -> list[Recipe]:
-    """The recipe with every combination of the values, each named by its own."""
+def begun_with(options: argparse.Namespace, program: str, vary: list[str]) -> tuple[Recipe, Execution]:
+    """Returns the recipe that is to be varied, and the execution."""
+    # lr and phases must fit each other before anything is varied
+    first = [change.partition(",")[0] for change in vary if change.partition("=")[0] in ("lr", "phases")]
+    options.changes += [change for change in first if change.partition("=")[2]]
+    return chosen(options, program, [change.partition("=")[0].replace("-", "_") for change in vary])
+
+
+def combinations(vary: list[str]) -> list[tuple[str, ...]]:
+    """Every combination of the values that --vary gives, as ``key=value`` texts."""
     choices: list[list[str]] = []
     for change in vary:
         key, equals, values = change.partition("=")
@@ -67,8 +74,13 @@ def variants(recipe: Recipe, vary: list[str]) -> list[Recipe]:
         if any(choice[0].startswith(f"{key}=") for choice in choices):
             raise ValueError(f"--vary {key} is given twice: give all its values at once, --vary {key}=A,B")
         choices.append([f"{key}={value}" for value in values.split(",")])
+    return list(product(*choices))
+
+
+def variants(recipe: Recipe, vary: list[str]) -> list[Recipe]:
+    """The recipe with every combination of the values, each named by its own."""
     found: list[Recipe] = []
-    for combination in product(*choices):
+    for combination in combinations(vary):
         varied = [text.partition("=")[::2] for text in combination]
         name = "/".join([recipe.name, *(short(in_name(key, value)) for key, value in varied)])
         if any(name == other.name for other in found):

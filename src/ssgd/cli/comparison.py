@@ -7,42 +7,43 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from ..files import make_room, write_whole
 from ..lab.columns import in_columns
+from ..lab.experiments.running import figures
 from ..lab.experiments.statistics import paired, sample
-from ..lab.train.job import Job
 from ..lab.train.kinds import figure
+from ..lab.train.recipe import Recipe
 
 Row = dict[str, Any]
 
 
-def rows_of(jobs: Sequence[Job]) -> list[Row]:
+def rows_of(recipes: Sequence[Recipe], outcomes: Mapping[str, Any]) -> list[Row]:
     """Returns a row for each recipe: its figures of the last epoch, and the differences to the first recipe's.
 
+    ``outcomes`` are those of ``lab.experiments.running``, which trained the recipes.
     ``test`` has the figure of each seed. Differences are taken seed by seed, for one initialisation and one order of
     the data serve all recipes; ``low`` and ``high`` are the ends of the 95 % interval. What is not known is None.
     """
-    names = list(dict.fromkeys(job.recipe.name for job in jobs))
-    first = _by_seed(job for job in jobs if job.recipe.name == names[0])
+    first = figures(recipes[0], outcomes)
     rows = []
-    for name in names:
-        mine = [job for job in jobs if job.recipe.name == name]
-        results = [job.result for job in mine if job.result is not None]
-        test = _by_seed(mine)
+    for recipe in recipes:
+        ended = [outcomes[f"{recipe.name}/seed-{seed}"] for seed in recipe.seeds]
+        results = [one["result"] for one in ended if "result" in one]
+        test = figures(recipe, outcomes)
         train = [value for result in results if (value := figure(result, "train")) is not None]
         ours = sample(test.values()) if test else None
-        minus = paired(test, first) if name != names[0] else None
-        schedule = mine[0].recipe.schedule
+        minus = paired(test, first) if recipe is not recipes[0] else None
+        schedule = recipe.resolved("cpu").schedule
         row = {
-            "recipe": name,
+            "recipe": recipe.name,
             "method": " then ".join(dict.fromkeys(phase.label for phase in schedule.phases)),
             "passes": schedule.passes,
-            "seeds": len(mine),
+            "seeds": len(ended),
             "finished": len(results),
             "test": test,
             "mean": ours and ours.mean,
@@ -127,12 +128,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 WRITERS: Mapping[str, Callable[[Sequence[Row], Path], None]] = {"json": write_json, "csv": write_csv, "plot": draw}
-
-
-def _by_seed(jobs: Iterable[Job]) -> dict[int, float]:
-    """The test figures of the runs that have one."""
-    found = {job.seed: figure(job.result) for job in jobs if job.result is not None}
-    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def _number(value: float | None, form: str = ".2f") -> str:

@@ -143,7 +143,7 @@ def _custom(options: argparse.Namespace, program: str) -> Recipe:
 
     model, data = value_of(options, "model"), value_of(options, "data")
     if model and data:
-        return custom.custom(model, data)
+        return custom.custom(model, data, with_test=value_of(options, "held_out") in (None, "0"))
     if model or data:
         raise ValueError(f"{program} needs both or neither: --model package.module:function and --data FOLDER")
     raise ValueError(

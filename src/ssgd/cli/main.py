@@ -17,6 +17,7 @@ from ..core.checks import did_you_mean
 COMMANDS = (
     "train",
     "compare",
+    "tune",
     "reproduce",
     "line",
     "plane",

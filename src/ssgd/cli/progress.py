@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,7 +49,7 @@ class Progress(Listener):
     def begin(self, job: Job) -> None:
         self._waiting.pop(job.label, None)
         if job.result is not None:
-            self._say_of(job, f"finished before, test {figure_in_words(job.result)}")
+            self._say_of(job, f"finished before, {_judged(job, job.result)}")
         elif job.run is not None:
             if job.run.position:
                 self._say_of(job, f"goes on in epoch {job.run.epoch + 1} of {job.run.schedule.epochs}")
@@ -86,7 +86,7 @@ class Progress(Listener):
             self._to_come[job.label] -= samples
 
     def epoch(self, job: Job, row: dict[str, Any]) -> None:
-        test = f", test {figure_in_words(row)}" if figure_in_words(row) else ""
+        test = f", {_judged(job, row)}" if figure_in_words(row) else ""
         right = f", {row['accuracy']:.1f} %" if "accuracy" in row else ""
         text = f"epoch {row['epoch']}: loss {row['loss']:.3f}{right}{test}"
         if self._bar is not None:
@@ -100,11 +100,15 @@ class Progress(Listener):
         elif job.result is not None:
             train = figure_in_words(job.result, "train")
             also = f", training {train}" if train else ""
-            self._say_of(job, f"test {figure_in_words(job.result)}{also} (last epoch, clean weights)")
+            self._say_of(job, f"{_judged(job, job.result)}{also} (last epoch, clean weights)")
 
     def _say_of(self, job: Job, text: str) -> None:
         if job.ranks.first:
             self.say(f"{job.label}: {text}")
+
+
+def _judged(job: Job, row: Mapping[str, Any]) -> str:
+    return f"{'held-out' if job.recipe.held_out else 'test'} {figure_in_words(row)}"
 
 
 def _tqdm() -> Any:

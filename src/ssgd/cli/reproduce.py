@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from .arguments import add_on
+
 KEPT = "the last checkpoint"
 
 
@@ -48,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--at-once", type=int, default=12, metavar="N", help="The number of runs side by side on a GPU (default: 12)."
     )
     parser.add_argument("--deterministic", action="store_true", help="Gives the same bits every time, somewhat slower.")
-    parser.add_argument(
-        "--on", choices=("here", "ray"), default="here", help="Where the runs are made; ray is over a Ray cluster."
-    )
+    add_on(parser)
 
 
 def run(options: argparse.Namespace) -> int:

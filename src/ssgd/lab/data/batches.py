@@ -29,7 +29,7 @@ class Options:
         folder: where the files of sets by name lie, or are downloaded to.
         workers: the processes that read image files and Datasets; None is one for each core.
         train_limit, test_limit: the most samples of a part; they come after ``held_out``.
-        held_out: so many training samples take the place of the test set.
+        held_out: so many training samples take the place of the test set; of a text its validation part does, whole.
         image_size: the width and height to which image files are brought.
         bad: what becomes of rows and files that cannot be used: ``"raise"`` ends with the first, ``"skip"`` goes on
             without them and lists them in the source's ``skipped``.

@@ -33,31 +33,33 @@ class Text:
     skipped: Sequence[Skipped] = ()
 
 
-def text(folder: str | Path, name: str | None = None, bad: str = "raise") -> Text:
+def text(folder: str | Path, name: str | None = None, bad: str = "raise", read_test: bool = True) -> Text:
     """Reads the three files in ``folder`` with ``train``, ``valid`` and ``test`` between the dots of their names.
+
+    Without ``read_test`` the test file is left alone, and the test part is the validation part.
 
     The vocabulary is that of the training file, with ``<eos>``, in order of first use. A word of the others that is not
     in it and a line without words are named with file and line; with ``bad="skip"`` the one is read as ``<unk>``, the
     other left out, and both are in ``skipped``.
     """
     faults = Faults(bad)
-    files = [_file(Path(folder), part) for part in PARTS]
+    files = [_file(Path(folder), part) for part in (PARTS if read_test else PARTS[:2])]
     reader = _Reader(faults)
-    train, valid, test = (reader.read(file) for file in files)
+    train, valid, *test = (reader.read(file) for file in files)
     name = Path(folder).resolve().name if name is None else name
-    return Text(name, tuple(reader.numbers), train, valid, test, faults.skipped)
+    return Text(name, tuple(reader.numbers), train, valid, test[0] if test else valid, faults.skipped)
 
 
 def load_text(name: str, wanted: batches.Options) -> TextSource:
     """Loads ``"ptb"``, ``"fake-text"`` or the folder of that path."""
-    if wanted.held_out:
-        raise ValueError(f"held_out is for images, and {name} is a text with a validation part: use that")
     if name == "fake-text":
         found = fake_text()
     else:
-        found = text(data_folder(wanted.folder) / name if name == "ptb" else Path(name).expanduser(), bad=wanted.bad)
+        folder = data_folder(wanted.folder) / name if name == "ptb" else Path(name).expanduser()
+        found = text(folder, bad=wanted.bad, read_test=not wanted.held_out)
     tested = slice(wanted.test_limit)
-    train, valid, test = found.train[: wanted.train_limit], found.valid[tested], found.test[tested]
+    train, valid = found.train[: wanted.train_limit], found.valid[tested]
+    test = valid if wanted.held_out else found.test[tested]
     return TextSource(replace(found, train=train, valid=valid, test=test), wanted.device)
 
 

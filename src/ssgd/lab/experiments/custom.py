@@ -18,11 +18,14 @@ from ..train.recipe import Recipe
 METHODS = ("base", "both", "split")  # what is compared where nothing else is asked for
 
 
-def custom(model: str, data: str) -> Recipe:
-    """30 epochs and three seeds, the rate falling in a cosine; the batch fits the folder, the images fit the model."""
+def custom(model: str, data: str, with_test: bool = True) -> Recipe:
+    """30 epochs and three seeds, the rate falling in a cosine; the batch fits the folder, the images fit the model.
+
+    Without ``with_test`` the test images are not looked for.
+    """
     known = MODELS.get(model)
     size = known.image_size if known and known.image_size else Recipe.image_size
-    images = _images(data)
+    images = _images(data, with_test)
     return Recipe(
         name=f"{Path(data).expanduser().resolve().name}/{model.replace(':', '.')}",
         model=model,
@@ -40,7 +43,7 @@ def custom(model: str, data: str) -> Recipe:
 def check(recipe: Recipe) -> None:
     """The model takes the images and tells as many classes as there are, or a sentence says what to change."""
     check_kind(recipe.model, recipe.data, "images")
-    classes = len(listed(Path(recipe.data).expanduser(), Faults("skip")).classes)
+    classes = len(listed(Path(recipe.data).expanduser(), Faults("skip"), held_out=recipe.held_out).classes)
     size = recipe.image_size
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         net = build(recipe.model, classes).eval()
@@ -59,7 +62,7 @@ def check(recipe: Recipe) -> None:
         )
 
 
-def _images(data: str) -> int:
+def _images(data: str, with_test: bool) -> int:
     """How many training images the folder has; it must be one of images, of more than one class."""
     folder = Path(data).expanduser()
     if data in NAMES:
@@ -72,10 +75,11 @@ def _images(data: str) -> int:
         if is_kind(folder):
             vary = f"--vary method={','.join(METHODS)}"
             raise ValueError(f"{data} is a folder of {kind}: write ssgd compare {recipe} data={data} {vary}")
-    files = listed(folder, Faults("skip"))
+    kept = 0 if with_test else 1
+    files = listed(folder, Faults("skip"), held_out=kept)
     if len(files.classes) == 1:
         raise ValueError(
             f"{folder / 'train'} has one class only, {files.classes[0]}: make a folder for each class, so that there is"
             " something to tell apart"
         )
-    return len(files.train)
+    return len(files.train) + kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ from ...core.checks import check_count
 from ..train.distributed import is_first_process
 from ..train.engine import TIME_IS_UP, Listener, Stopped, compare, explain
 from ..train.job import Job
+from ..train.kinds import figure, figure_in_words
 from ..train.recipe import Execution, Recipe
 from ..train.rundir import RunDir, environment
 from .pictures import draw
@@ -41,8 +42,7 @@ def carry_out(
     """
     if limit is not None:
         check_count("limit", limit)
-    if execution.minutes is not None and on == "ray":
-        raise ValueError("minutes are for runs of one process, not of a Ray cluster")
+    check_on(on, execution)
     began = time.monotonic()
     results.check_place()
     failures: dict[str, str] = {}
@@ -66,12 +66,7 @@ def carry_out(
                 results.append(plan.experiment.name, row)
 
     for stem, recipes in _stages(list(chosen.values()), execution):
-        if on == "ray":
-            from .on_ray import train_on_ray
-
-            train_on_ray(recipes, stem, execution, over)
-        else:
-            train_here(recipes, stem, execution, over, began, listener)
+        train_on(on, recipes, stem, execution, over, began, listener)
     for plan in plans:
         if plan.pictures and "RANK" not in os.environ:  # one process makes them: the same command without torchrun
             draw(plan, _what_is_left(execution, began))
@@ -89,6 +84,53 @@ def _check_processes(runs: Sequence[Planned]) -> None:
                 f"{run.name} has devices={devices}, and {count} processes, each with noise and batch-norm of its own, "
                 f"would make another training of it: {remedy}, or choose others by --only"
             )
+
+
+def check_on(on: str, execution: Execution) -> None:
+    """Refuses a place where the execution cannot be had."""
+    if execution.minutes is not None and on == "ray":
+        raise ValueError("minutes are for runs of one process, not of a Ray cluster")
+
+
+def train_on(on: str, recipes: Sequence[Recipe], stem: Recipe | None, execution: Execution, *more: Any) -> None:
+    """Trains recipes of one seed each ``"here"`` or on ``"ray"``; ``more`` is what ``train_here`` takes besides."""
+    if on == "ray":
+        from .on_ray import train_on_ray
+
+        train_on_ray(recipes, stem, execution, more[0])
+    else:
+        train_here(recipes, stem, execution, *more)
+
+
+def outcomes(
+    recipes: Sequence[Recipe],
+    execution: Execution,
+    on: str = "here",
+    listener: Callable[[], Listener] = Listener,
+    began: float | None = None,
+) -> dict[str, Ended]:
+    """Trains recipes with all their seeds. Returns what came of each run by its name, in the first process alone.
+
+    ``execution.minutes`` are counted from ``began`` on, in the seconds of ``time.monotonic()``.
+    """
+    check_on(on, execution)
+    found: dict[str, Ended] = {}
+
+    def over(ended: Ended) -> None:
+        found[ended["name"]] = ended
+        if on == "ray":  # no listener hears of it
+            told = ended.get("failure") or figure_in_words(ended["result"])
+            listener().say(f"{ended['name']}: {told}")
+
+    runs = [replace(recipe, seeds=(seed,)) for recipe in recipes for seed in recipe.seeds]
+    train_on(on, runs, None, execution, over, began, listener)
+    return found
+
+
+def figures(recipe: Recipe, outcomes: Mapping[str, Ended]) -> dict[int, float]:
+    """The test figure of each seed that has one."""
+    ended = {seed: outcomes[f"{recipe.name}/seed-{seed}"].get("result", {}) for seed in recipe.seeds}
+    return {seed: value for seed, result in ended.items() if (value := figure(result)) is not None}
 
 
 def train_here(

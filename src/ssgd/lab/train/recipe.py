@@ -34,7 +34,10 @@ class Recipe:
     train_limit: int | None = declared(None, "Takes only this many of the training samples.", least=1)
     test_limit: int | None = declared(None, "Takes only this many of the test samples.", least=1)
     held_out: int = declared(
-        0, "Keeps this many training images apart and tests on them instead of the test set: for tuning.", least=0
+        0,
+        "Keeps this many training samples apart and tests on them instead of the test set, on a text's validation part"
+        " whatever the number: for tuning.",
+        least=0,
     )
     augment: bool = declared(True, "Crops and flips images at random.")
     image_size: int = declared(224, "The height and width to which images from a folder are brought.", least=1)
