@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from measure import CudaMeter, Row, interleaved, ratio, report, spread
-from ssgd.core.buckets import Chosen
+from ssgd.core.moving import Chosen
 from ssgd.core.noise import DISTRIBUTIONS
 from ssgd.core.weights import NoisyWeights
 from ssgd.kernels.noise import FusedWeights

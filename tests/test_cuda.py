@@ -102,7 +102,7 @@ def test_graph_of_every_distribution_is_the_eager_step() -> None:
 
 
 def test_graph_of_noise_made_by_torch_is_the_eager_step() -> None:
-    graph_is_the_eager_step(mlp, "points", stream="torch", pairs=2, foreach=False)
+    graph_is_the_eager_step(mlp, "points", stream="torch", pairs=2, distribution=Distribution("half", half_normal))
     graph_is_the_eager_step(mlp, "split", stream="torch", distribution=Distribution("half", half_normal))
 
 

@@ -324,10 +324,8 @@ def test_what_the_kernels_do_not_serve_is_left_to_torch():
     assert form([*flat, strided]) is NoisyWeights
     assert form(make((4, 4), dtype=torch.float64)) is NoisyWeights
     assert form([*flat, *make((4, 4), dtype=torch.float64)]) is NoisyWeights
-    assert form(flat, foreach=False) is NoisyWeights
-    assert form(flat, distribution="filter") is NoisyWeights
     assert form(flat, distribution=Distribution("sphere", lambda z, generator: z.fill_(1))) is NoisyWeights
-    assert form(flat, kind=RWP, adaptive=True) is NoisyWeights
+    assert not issubclass(form(flat, kind=RWP), kernels.FusedWeights)
     opt = SSGD(SGD(flat, lr=0.1), 0.1)
     flat[0].requires_grad_(False)  # with nothing to move, Triton is not asked for
     assert type(opt.rule.weights(opt)) is NoisyWeights

@@ -313,7 +313,7 @@ def test_mix_is_splitmix64_so_that_a_seed_draws_the_same_noise_in_every_version(
 
 
 def test_a_distribution_counts_in_a_known_unit():
-    with pytest.raises(ValueError, match="unit must be one of 'norm', 'rms', 'filter', 'one', not 'level'"):
+    with pytest.raises(ValueError, match="unit must be one of 'norm', 'rms', 'one', not 'level'"):
         Distribution("mine", torch.Tensor.normal_, unit="level")
 
 

@@ -90,17 +90,6 @@ def test_sam_serves_complex_weights_also_unused_ones(adaptive):
     assert not torch.equal(used, before)
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_sam_in_loops_climbs_as_with_foreach(adaptive):
-    found = []
-    for foreach in (None, False):
-        model = mlp()
-        found += [
-            take(SAM(SGD(model.parameters(), lr=0.1), 0.1, adaptive=adaptive, foreach=foreach), model, *vectors())
-        ]
-    assert same(found[0][1], found[1][1])
-
-
 @pytest.mark.parametrize("policy", ["both", "once", "first", "none"])
 def test_sam_moves_running_statistics_by_policy(policy):
     model, (x, y) = convnet(), images()

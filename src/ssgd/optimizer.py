@@ -58,7 +58,6 @@ class SSGD(PointOptimizer):
         seed: of the noise. None: that of torch's global generator, which is read, not drawn from. Give each of
             several instances one of its own, or their noise is alike.
         nonfinite: what to do with a gradient that is not finite: ``"step"`` all the same, ``"skip"`` or ``"raise"``.
-        foreach: False to move the weights in loops instead of by torch's foreach operations.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class SSGD(PointOptimizer):
         per_rank: bool | None = None,
         seed: int | None = None,
         nonfinite: str = "step",
-        foreach: bool | None = None,
     ) -> None:
         check_choice("mode", mode, ("both", "mirror"))
         check_count("pairs", pairs)
@@ -90,7 +88,7 @@ class SSGD(PointOptimizer):
         rule = NoisePoints(
             noise,
             points,
-            {"perturb": perturb, "per_rank": per_rank, "seed": seed, "foreach": foreach},
+            {"perturb": perturb, "per_rank": per_rank, "seed": seed},
             distribution=distribution,
             halves=halves,
             no_split=no_split,

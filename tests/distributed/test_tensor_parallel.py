@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.optim import SGD
 
 from ssgd import SSGD, select
+from ssgd.methods import RWP
 
 from ..problems import run_passes, vectors
 from .beside import Observer, gathered, observed_step
@@ -172,9 +173,7 @@ def test_noise_by_filter_needs_whole_rows(ranks: Ranks) -> None:
 
 def filters(rank: int) -> None:
     net = cut_net(line())
-    by_rows, by_columns = (
-        SSGD(SGD(layer.parameters(), lr=0.1), LEVEL, model=net, distribution="filter") for layer in (net[0], net[2])
-    )
+    by_rows, by_columns = (RWP(SGD(layer.parameters(), lr=0.1), LEVEL, model=net) for layer in (net[0], net[2]))
     assert all(ratio > 0 for ratio in by_rows.realised_ratios())
     before = gathered(net[2], by_columns)
     with pytest.raises(ValueError, match="noise by filter needs whole rows"):

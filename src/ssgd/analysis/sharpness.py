@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core import stale
-from ..core.buckets import Chosen, as_real
 from ..core.checks import check_count, check_level, check_seed
+from ..core.moving import Chosen, as_real
 from ..core.noise import Distribution, Fill, as_distribution
 from ..core.selection import default_selection, magnitudes, trainable
 from ..core.weights import NoisyWeights

@@ -24,7 +24,6 @@ class Distribution:
     - ``"norm"``: scaled to a norm of exactly ``level * ||w||``, whatever was filled in. The level is ``||n|| / ||w||``.
     - ``"rms"``: ``level * rms(w) * z``. The level is the expected ``||n|| / ||w||`` if the mean of z² is 1; it is not
       made so.
-    - ``"filter"``: ``level * ||w_f|| * z`` in each row (filter) f. The level is an element's size, in norms of its row.
     - ``"one"``: ``level * z``, whatever the weights. The level is an element's own size.
     """
 
@@ -33,7 +32,7 @@ class Distribution:
     unit: str = "norm"
 
     def __post_init__(self) -> None:
-        check_choice("unit", self.unit, ("norm", "rms", "filter", "one"))
+        check_choice("unit", self.unit, ("norm", "rms", "one"))
 
 
 def _normal(z: Tensor, generator: torch.Generator) -> None:
@@ -55,7 +54,6 @@ DISTRIBUTIONS = {
         Distribution("sphere", _normal),
         Distribution("sign", _sign, unit="rms"),  # every |z| is 1, so the norm is exact all the same
         Distribution("uniform", _uniform, unit="rms"),
-        Distribution("filter", _normal, unit="filter"),
         Distribution("gaussian", _normal, unit="one"),
     )
 }

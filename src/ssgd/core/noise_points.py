@@ -11,21 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from . import random_state
-from .buckets import Chosen
 from .checks import check_chosen, check_flat, check_level, check_movable, check_seed
+from .moving import Chosen
 from .noise import Distribution, Fill, as_distribution
 from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
 from .passes import Route, Stage
 from .point_optimizer import PointOptimizer, Rule
 from .selection import default_selection, magnitudes, trainable
-from .weights import Damping, Level, NoisyWeights, Values
+from .weights import Level, NoisyWeights, Values
 
 Draws = Sequence[tuple[int, int]]  # the sign and the number of the draw of each point; (0, 0) is w itself
 NOTHING = (
     "nothing to perturb: no trainable tensor of two or more dimensions was found; choose some with "
     "perturb=select(model, ...)"
 )
-OPTIONS = ("perturb", "per_rank", "seed", "foreach")
+OPTIONS = ("perturb", "per_rank", "seed")
 
 
 class NoisePoints(Rule):
@@ -36,7 +36,7 @@ class NoisePoints(Rule):
         points: of points(), a sign and a draw each. Two points of one draw have the same n.
         halves: the same for the halves of split(); None where there is no split(), for the reason ``no_split``.
         shares: of each point's gradient in the mean, alike by default; those of halves are their shares of the samples.
-        options: ``perturb``, ``per_rank``, ``seed`` and ``foreach`` of :class:`ssgd.SSGD` are taken out of it.
+        options: ``perturb``, ``per_rank`` and ``seed`` of :class:`ssgd.SSGD` are taken out of it.
         mirror: odd ranks take every sign the other way round.
         every_tensor: biases and the like get noise too.
     """
@@ -46,8 +46,7 @@ class NoisePoints(Rule):
     off_without_level = True  # False where points are taken at level 0 too
     _weights: NoisyWeights | None
     _signature: list[tuple[int, int, torch.Size, int]]  # of what they were found for
-    _generators: dict[Any, Any]
-    _in_graphs: list[NoisyWeights]
+    _in_graphs: list[NoisyWeights]  # held here, since a graph holds addresses, not references
     _magnitudes: tuple[int, set[int]] | None
     _turn: int  # whose noise the last batch saw
 
@@ -70,7 +69,7 @@ class NoisePoints(Rule):
         self.points, self.halves, self.no_split, self.shares = points, halves, no_split, shares
         self.mirror, self.every_tensor = mirror, every_tensor
         self.perturb = None if own["perturb"] is None else list(own["perturb"])
-        self.per_rank, self.foreach = own["per_rank"], own["foreach"] is not False
+        self.per_rank = own["per_rank"]
         self.seed_given = own["seed"] is not None
         self.keys = {"noise": noise, "noise_seed": check_seed(own["seed"]), "noise_step": 0}
         self.ranks_here = 1
@@ -160,7 +159,7 @@ class NoisePoints(Rule):
                 signature.append((id(p), here.data_ptr(), p.shape, number))
         if self._weights is None or signature != self._signature:
             check_model_known(opt.model, self.selected(opt))
-            self._weights = self._make_weights(opt, chosen)
+            self._weights = self.make_weights(opt, chosen)
             self._signature = signature
         return self._weights
 
@@ -170,9 +169,14 @@ class NoisePoints(Rule):
         rank = self.place.key * self.ranks_here + (self._turn if turn is None else turn)
         return group["noise_seed"], group["noise_step"], rank
 
-    def damping(self, opt: PointOptimizer) -> Damping | None:
-        """Return a function of a parameter that its noise is divided by, or None."""
-        return None
+    def make_weights(self, opt: PointOptimizer, chosen: list[Chosen]) -> NoisyWeights:
+        """Return what moves these weights: kernels where there are some for them, else torch's operations."""
+        kind = NoisyWeights
+        if chosen:
+            from ..kernels import noise_kernels
+
+            kind = noise_kernels(chosen, self.distribution) or kind
+        return kind(chosen, self.distribution)
 
     def as_ranks(self, opt: PointOptimizer, ranks: int) -> None:
         self.ranks_here = ranks
@@ -188,10 +192,12 @@ class NoisePoints(Rule):
         weights = self.weights(opt)
         self._seed(opt, weights)
         weights.register(graph)
-        self._in_graphs.append(weights)  # a graph holds addresses, not references
+        if weights not in self._in_graphs:
+            self._in_graphs.append(weights)
 
     def before_replay(self, opt: PointOptimizer) -> None:
-        self._seed(opt, self.weights(opt))
+        for weights in dict.fromkeys([*self._in_graphs, self.weights(opt)]):
+            self._seed(opt, weights)
         self.end_batches(opt)
 
     @contextmanager
@@ -227,15 +233,6 @@ class NoisePoints(Rule):
     def _moves(self, group: dict[str, Any]) -> bool:
         return isinstance(group["noise"], Tensor) or group["noise"] > 0 or not self.off_without_level
 
-    def _make_weights(self, opt: PointOptimizer, chosen: list[Chosen]) -> NoisyWeights:
-        kind: type[NoisyWeights] = NoisyWeights
-        damping = self.damping(opt)
-        if self.foreach and damping is None and chosen:
-            from ..kernels import noise_kernels
-
-            kind = noise_kernels(chosen, self.distribution) or kind
-        return kind(chosen, self.distribution, self.foreach, damping, self._generators)
-
     def _seed(self, opt: PointOptimizer, weights: NoisyWeights) -> None:
         draws = 1 + max(draw for _, draw in [*self.points, *(self.halves or [])])
         for rank in range(self.ranks_here):
@@ -248,14 +245,13 @@ class NoisePoints(Rule):
     def _reset(self) -> None:
         self._weights = None
         self._signature = []
-        self._generators = {}
         self._in_graphs = []
         self._magnitudes = None
         self._turn = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a copy finds for itself."""
-        caches = ("_weights", "_signature", "_generators", "_in_graphs", "_magnitudes")
+        caches = ("_weights", "_signature", "_in_graphs", "_magnitudes")
         return {key: value for key, value in self.__dict__.items() if key not in caches}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ def sharding(parameter: Tensor) -> Sharding | None:
 
 
 def part_here(parameter: Tensor, whole: Tensor) -> Tensor:
-    """Return the shard's part of the flat ``whole``, in the shape of the shard, complex numbers as pairs of reals."""
+    """Return the flat ``whole`` in the parameter's shape, complex numbers as pairs of reals; of a shard, its part."""
     part = whole.view(*parameter.shape, 2) if parameter.is_complex() else whole.view(parameter.shape)
     if not is_sharded(parameter):
         return part
@@ -80,7 +80,7 @@ def part_here(parameter: Tensor, whole: Tensor) -> Tensor:
         pieces = part.chunk(mesh.size(i), cut.dim)
         here = mesh.get_local_rank(i)
         part = pieces[here] if here < len(pieces) else part.narrow(cut.dim, 0, 0)
-    return part
+    return part.clone()  # or all of it would stay in memory
 
 
 def unwrap_ddp(model: nn.Module | None) -> DistributedDataParallel | None:

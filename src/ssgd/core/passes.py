@@ -16,8 +16,8 @@ from torch._C._autograd import _get_sequence_nr
 
 from . import random_state
 from .batchnorm import RunningStatistics
-from .buckets import MovingWeights
 from .gradients import MeanGradient, clear, version_of
+from .moving import MovingWeights
 from .parallel import no_sync, reduce_gradients, reshard, sharded_modules, unwrap_ddp
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import torch
 
-from ..core.buckets import Chosen
+from ..core.moving import Chosen
 from ..core.noise import Distribution
 from ..core.weights import NoisyWeights
 

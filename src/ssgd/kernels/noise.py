@@ -9,7 +9,6 @@ channels_last, elements are counted as they lie in memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -17,10 +16,10 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 from ..core import stale
-from ..core.buckets import Bucket, Chosen, make_buckets
+from ..core.moving import Bucket, Chosen, make_buckets
 from ..core.noise import DISTRIBUTIONS, Distribution, mix
 from ..core.random_state import capturing
-from ..core.weights import Level, NoisyWeights, Numbers, Values
+from ..core.weights import Level, NoisyWeights, Numbers, Values, places_of
 
 DISTRIBUTIONS_SERVED = tuple(DISTRIBUTIONS[name] for name in ("sphere", "sign", "uniform", "gaussian"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,7 +38,7 @@ def check(device: torch.device) -> None:
 def serve(chosen: Sequence[Chosen], distribution: Distribution) -> bool:
     """Say whether the kernels can move these tensors under this distribution."""
     return distribution in DISTRIBUTIONS_SERVED and all(
-        t.dim() == 1 and t.is_contiguous() and t.dtype in DTYPES and bucket.sharding is None
+        bucket.sharding is None and t.dtype in DTYPES and _is_dense(t)
         for bucket in make_buckets(chosen)
         for t in bucket.tensors
     )
@@ -50,11 +49,12 @@ class FusedWeights(NoisyWeights):
 
     stream = "philox"
 
-    def __init__(self, chosen: Sequence[Chosen], distribution: Distribution, *rest: Any) -> None:
-        super().__init__(chosen, distribution, *rest)
+    def __init__(self, chosen: Sequence[Chosen], distribution: Distribution) -> None:
+        super().__init__(chosen, distribution)
         self._kernels = [BucketKernels(bucket, distribution) for bucket in self.buckets]
         self._flat: list[Tensor] = []  # w, all tensors of a bucket in a row
         self._seeds: list[Tensor] = []
+        self._all_seeds: dict[tuple[torch.device, int], Tensor] = {}  # on a device, and for a rank
 
     @torch.no_grad()
     def move(self, sign: int, numbers: Numbers, draw: int, levels: Sequence[Level], again: bool = False) -> None:
@@ -88,7 +88,7 @@ class FusedWeights(NoisyWeights):
                     kernels.shift(flat, sign, seed, 0, target)
                     values.update(bucket.by_parameter(kernels.cut(target)))
                 else:
-                    kernels.shift(flat, sign, seed, 0, bucket.aliases_of(given))
+                    kernels.shift(flat, sign, seed, 0, places_of(bucket, given))
                     values.update({p: given[p] for p in bucket.parameters})
         self._flat = []
         return found
@@ -96,6 +96,9 @@ class FusedWeights(NoisyWeights):
     def seed(self, numbers: Numbers, draws: int) -> None:
         for bucket in self.buckets:
             self._seed_of(bucket, numbers).fill_(mix(*numbers))
+
+    def register(self, graph: torch.cuda.CUDAGraph) -> None:
+        """A graph reads the seeds from memory."""
 
     def _measure(self, numbers: Numbers, draw: int, levels: Sequence[Level]) -> None:
         """Copy w, measure it and the noise to come, and scale the noise."""
@@ -116,11 +119,10 @@ class FusedWeights(NoisyWeights):
     def _seed_of(self, bucket: Bucket, numbers: Numbers) -> Tensor:
         """A number on the device: a CUDA graph's replay reads what was put there before it."""
         key = bucket.tensors[0].device, numbers[2]
-        if key not in self.generators:
+        if key not in self._all_seeds:
             with torch.inference_mode(False):
-                self.generators[key] = torch.zeros((), dtype=torch.int64, device=key[0])
-        seed: Tensor = self.generators[key]
-        return seed
+                self._all_seeds[key] = torch.zeros((), dtype=torch.int64, device=key[0])
+        return self._all_seeds[key]
 
 
 class BucketKernels:
@@ -129,6 +131,7 @@ class BucketKernels:
     def __init__(self, bucket: Bucket, distribution: Distribution) -> None:
         self.bucket = bucket
         self.distribution = distribution
+        self._addresses = [t.data_ptr() for t in bucket.tensors]
         first = bucket.tensors[0]
         self._groups = sorted(set(bucket.groups))
         self._starts: list[int] = []
@@ -185,12 +188,11 @@ class BucketKernels:
 
     def shift(self, kept: Tensor, sign: int, seed: Tensor, draw: int, out: Tensor | list[Tensor] | None = None) -> None:
         """Write kept + sign · n to the weights; or to ``out``, in a row or to the caller's aliases."""
+        if out is None:
+            self._follow()
         rows, aligned, changed = self._rows, self._aligned, self.bucket.tensors
         if isinstance(out, list):
             rows, aligned, changed = self._rows_of(out), _are_aligned(out), out
-        elif out is None:
-            self._follow()
-            rows, aligned, changed = self._rows, self._aligned, self.bucket.tensors
         in_a_row = isinstance(out, Tensor)
         target = out if in_a_row else kept
         name = self.distribution.name
@@ -200,13 +202,16 @@ class BucketKernels:
 
     def cut(self, kept: Tensor) -> list[Tensor]:
         """``kept`` in pieces like the tensors."""
-        return [kept[start : start + t.numel()] for start, t in zip(self._starts, self.bucket.tensors, strict=True)]
+        pairs = zip(self._starts, self.bucket.tensors, strict=True)
+        return [kept.as_strided(t.shape, t.stride(), start) for start, t in pairs]
 
     def _follow(self) -> None:
-        if self.bucket.follow():
-            addresses = [t.data_ptr() for t in self.bucket.tensors]
+        """Take note of tensors that have got other memory, as an LSTM's weights do."""
+        tensors = self.bucket.tensors
+        addresses = [t.data_ptr() for t in tensors]
+        if addresses != self._addresses:
+            self._addresses, self._aligned = addresses, _are_aligned(tensors)
             self._rows[:, 0] = torch.tensor(addresses, dtype=torch.int64, device=self._rows.device)
-            self._aligned = _are_aligned(self.bucket.tensors)
 
     def _rows_of(self, tensors: list[Tensor]) -> Tensor:
         """The same rows with other addresses; kept, since a CUDA graph cannot make them."""
@@ -220,6 +225,12 @@ class BucketKernels:
     def _launch(self, kernel, rows, *arguments) -> None:
         with torch.cuda.device_of(rows):  # Triton launches on the current device
             kernel[(len(self._owners),)](rows, self._owners, *arguments, num_warps=WARPS)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order."""
+    reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.is_contiguous() or reach + 1 == tensor.numel()
 
 
 def _are_aligned(tensors: Sequence[Tensor]) -> bool:

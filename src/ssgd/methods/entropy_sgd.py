@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..core.buckets import Chosen, Pieces, as_real
 from ..core.checks import check_count
 from ..core.gradients import clear
+from ..core.moving import Chosen, Pieces, as_real
 from ..core.noise_points import NoisePoints
 from ..core.parallel import local, several_processes, unwrap_ddp
 from ..core.passes import Route
@@ -86,8 +86,8 @@ class LangevinPoints(NoisePoints):
         assert isinstance(opt, EntropySGD)
         return Langevin(opt, self, self.weights(opt))
 
-    def _make_weights(self, opt: PointOptimizer, chosen: list[Chosen]) -> NoisyWeights:
-        return NoisyWeights(chosen, self.distribution, self.foreach, generators=self._generators, flat=False)
+    def make_weights(self, opt: PointOptimizer, chosen: list[Chosen]) -> NoisyWeights:
+        return NoisyWeights(chosen, self.distribution)  # kernels keep no noise that could be added to x′
 
 
 class Langevin(Route):
@@ -107,8 +107,7 @@ class Langevin(Route):
         clear(self.opt.all_parameters)
         self.weights.keep()
         if index == 0:
-            self._inner = [bucket.copy() for bucket in self.weights.buckets]
-            self._mean = [bucket.copy() for bucket in self.weights.buckets]
+            self._inner, self._mean = self.weights.copies(), self.weights.copies()
         self.weights.set_to(self._inner)
 
     @torch.no_grad()

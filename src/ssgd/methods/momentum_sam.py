@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core.buckets import Chosen, MovingWeights, as_real
+from ..core.moving import Chosen, MovingWeights, as_real
 from ..core.parallel import local
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer
@@ -35,9 +35,8 @@ class MomentumSAM(PointOptimizer):
         perturb: Iterable[Tensor] | None = None,
         bn_stats: str = "both",
         nonfinite: str = "step",
-        foreach: bool | None = None,
     ) -> None:
-        rule = PointUpThePast(rho, False, perturb, False, foreach is not False)
+        rule = PointUpThePast(rho, False, perturb, False)
         super().__init__(base, rule, model=model, bn_stats=bn_stats, nonfinite=nonfinite)
 
 
@@ -57,7 +56,7 @@ class PointUpThePast(SteepestPoint):
         if self.is_off(opt) or not past:
             return Route([0])
         group_of = {id(p): i for i, group in enumerate(opt.param_groups) for p in group["params"]}
-        weights = MovingWeights([Chosen(p, group_of[id(p)], 0) for p in past], self.foreach)
+        weights = MovingWeights([Chosen(p, group_of[id(p)], 0) for p in past])
         return ClimbByMomentum(weights, opt._levels(), past)
 
 

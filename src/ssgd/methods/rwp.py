@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..core.buckets import as_real
 from ..core.gradients import present
+from ..core.moving import Bucket, Chosen, as_real
+from ..core.noise import DISTRIBUTIONS
 from ..core.noise_points import NoisePoints
 from ..core.parallel import local
 from ..core.point_optimizer import PointOptimizer
-from ..core.weights import Damping, Level
+from ..core.weights import Level, NoisyWeights, norms, times_levels
 
 
 class RWP(PointOptimizer):
@@ -57,7 +59,7 @@ class FilterNoise(NoisePoints):
             noise,
             mixed if share < 1 else mixed[1:],
             options,
-            distribution="filter",
+            distribution="gaussian",
             halves=mixed if share < 1 else None,
             no_split="split() takes a clean and a noisy gradient: use a share below 1, or points()",
             shares=[1 - share, share] if share < 1 else None,
@@ -65,18 +67,8 @@ class FilterNoise(NoisePoints):
         )
         self.adaptive, self.eta, self.beta = adaptive, eta, beta
 
-    def damping(self, opt: PointOptimizer) -> Damping | None:
-        if not self.adaptive:
-            return None
-
-        def by_filter(p: Tensor) -> Tensor:
-            past = opt.state[p].get("squared_gradients")
-            if past is None:
-                return torch.ones((), dtype=as_real(p).dtype, device=p.device)
-            rows = tuple(range(1, past.dim()))
-            return (1 + self.eta * (local(past).sum(rows, keepdim=True) if rows else local(past))).sqrt_()
-
-        return by_filter
+    def make_weights(self, opt: PointOptimizer, chosen: list[Chosen]) -> NoisyWeights:
+        return FilterWeights(chosen, self, opt)
 
     @torch.no_grad()
     def after_step(self, opt: PointOptimizer, found_inf: Tensor | None) -> None:
@@ -86,3 +78,35 @@ class FilterNoise(NoisePoints):
                 past = local(opt.state[p].setdefault("squared_gradients", torch.zeros_like(as_real(p))))
                 new = past * self.beta + gradient.square()
                 past.copy_(new if found_inf is None else torch.where(found_inf > 0, past, new))
+
+
+class FilterWeights(NoisyWeights):
+    """Weights whose noise is scaled by the norm of each filter: a row of the tensor, or a whole vector."""
+
+    def __init__(self, chosen: list[Chosen], rule: FilterNoise, opt: PointOptimizer) -> None:
+        super().__init__(chosen, DISTRIBUTIONS["gaussian"])
+        self.rule, self.opt = rule, opt
+
+    def _scales(self, bucket: Bucket, drawn: list[Tensor], levels: list[Level]) -> list[Tensor]:
+        if bucket.sharding is not None and not bucket.sharding.rows_are_whole:
+            raise ValueError("noise by filter needs whole rows: shard over dimension 0, or use another method")
+        by_row = partial(torch.linalg.vector_norm, keepdim=True, dtype=bucket.wide)
+        whole = zip(bucket.tensors, norms(bucket, bucket.tensors), strict=True)
+        scales = [by_row(t, dim=_row(t)) if t.dim() > 1 else norm for t, norm in whole]
+        if self.rule.adaptive:
+            scales = list(torch._foreach_div(scales, [self._damping(p) for p in bucket.parameters]))
+        times_levels(scales, levels)
+        return scales
+
+    def _damping(self, p: Tensor) -> Tensor:
+        """√(1 + η F_f) of each filter f, of a vector's elements each by itself."""
+        past = self.opt.state[p].get("squared_gradients")
+        if past is None:
+            return torch.ones((), dtype=as_real(p).dtype, device=p.device)
+        past = local(past)
+        return (1 + self.rule.eta * (past.sum(_row(past), keepdim=True) if past.dim() > 1 else past)).sqrt_()
+
+
+def _row(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions of a filter."""
+    return tuple(range(1, tensor.dim()))

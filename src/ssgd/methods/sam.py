@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core import stale
-from ..core.buckets import Chosen, MovingWeights, as_real
 from ..core.checks import check_chosen, check_flat, check_level
+from ..core.moving import Chosen, MovingWeights, as_real
 from ..core.parallel import check_model_known, local, unwrap_ddp
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer, Rule
@@ -42,9 +42,8 @@ class SAM(PointOptimizer):
         rng: str = "independent",
         reduce_slope: bool = True,
         nonfinite: str = "step",
-        foreach: bool | None = None,
     ) -> None:
-        rule = SteepestPoint(rho, adaptive, perturb, reduce_slope, foreach is not False)
+        rule = SteepestPoint(rho, adaptive, perturb, reduce_slope)
         super().__init__(base, rule, model=model, bn_stats=bn_stats, rng=rng, nonfinite=nonfinite)
         self.adaptive = adaptive
 
@@ -58,12 +57,10 @@ class SteepestPoint(Rule):
     level_is = "rho is the length of the climb"
     no_split = "SAM has no split(): the slope needs the whole batch; use points()"
 
-    def __init__(
-        self, rho: Level, adaptive: bool, perturb: Iterable[Tensor] | None, reduce_slope: bool, foreach: bool
-    ) -> None:
+    def __init__(self, rho: Level, adaptive: bool, perturb: Iterable[Tensor] | None, reduce_slope: bool) -> None:
         check_level(rho, self.level_is)
         self.keys = {"rho": rho}
-        self.adaptive, self.reduce_slope, self.foreach = adaptive, reduce_slope, foreach
+        self.adaptive, self.reduce_slope = adaptive, reduce_slope
         self.perturb = None if perturb is None else list(perturb)
 
     def check(self, opt: PointOptimizer) -> None:
@@ -81,7 +78,7 @@ class SteepestPoint(Rule):
         if self.is_off(opt) or not self.selected(opt):
             return Route([0])
         group_of = {id(p): i for i, group in enumerate(opt.param_groups) for p in group["params"]}
-        weights = MovingWeights([Chosen(p, group_of[id(p)], 0) for p in self.selected(opt)], self.foreach)
+        weights = MovingWeights([Chosen(p, group_of[id(p)], 0) for p in self.selected(opt)])
         reduce = self.reduce_slope and unwrap_ddp(opt.model) is not None
         return Climb(weights, opt._levels(), self.adaptive, reduce)
 
@@ -121,7 +118,7 @@ class Climb(Route):
             for s in slope:
                 s.masked_fill_(lost, 0)
             scales = {group: self.levels[group] / (here + 1e-12) for group in set(bucket.groups)}
-            self.weights.each("addcmul_", bucket.tensors, slope, [scales[group] for group in bucket.groups])
+            torch._foreach_addcmul_(bucket.tensors, slope, [scales[group] for group in bucket.groups])
         stale.forget()
 
     def _slope(self, p: Tensor) -> Tensor:

@@ -35,10 +35,9 @@ class SAMAtIntervals(PointOptimizer):
         rng: str = "independent",
         reduce_slope: bool = True,
         nonfinite: str = "step",
-        foreach: bool | None = None,
     ) -> None:
         check_count("interval", interval)
-        rule = SteepestPointAtIntervals(rho, adaptive, perturb, reduce_slope, foreach is not False)
+        rule = SteepestPointAtIntervals(rho, adaptive, perturb, reduce_slope)
         rule.interval = interval
         rule.keys = {**rule.keys, "rho_step": 0}
         super().__init__(base, rule, model=model, bn_stats=bn_stats, rng=rng, nonfinite=nonfinite)
