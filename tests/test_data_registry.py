@@ -5,7 +5,7 @@ import torch
 
 from ssgd.lab.data import NAMES, Source, load
 from ssgd.lab.data.images import DeviceImages, fake_images
-from ssgd.lab.data.registry import SPEECH
+from ssgd.lab.data.registry import SPEECH, TEXTS
 
 
 def count(batches) -> int:
@@ -31,7 +31,7 @@ def test_names_with_files_are_read_from_the_folder(monkeypatch, tmp_path) -> Non
             lambda *args, reader=reader: asked.append((reader, *args)) or fake_images(),
         )
     monkeypatch.setenv("SSGD_DATA", str(tmp_path))
-    for name in sorted(set(NAMES) - {"digits", "fake", "ptb", "fake-text", *SPEECH}):
+    for name in sorted(set(NAMES) - {"digits", "fake", *TEXTS, *SPEECH}):
         assert isinstance(loaded(name, download=False), DeviceImages)
     assert asked == [
         ("cifar", "cifar10", tmp_path, False),

@@ -13,7 +13,7 @@ from ssgd.lab.report.outcomes import Judge
 from ssgd.lab.report.page import show
 from tests.report_rows import known, page_of, row, run, write_results
 
-OURS = ("baseline", "noise_units", "ablations", "equal_cost", "tune", "front", "tolerance", "other_tasks")
+OURS = ("baseline", "noise_units", "ablations", "equal_cost", "tune", "front", "tolerance", "front-text", "other_tasks")
 
 
 def lines(name, *rows):

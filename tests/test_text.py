@@ -23,11 +23,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def counting(words, steps_back=35):
+def counting(words, steps_back=35, **options):
     """A text whose words are 0, 1, 2, …, in each of its parts; ``<eos>`` comes after them in the vocabulary."""
     numbers = torch.arange(words)
     vocabulary = (*map(str, range(words)), "<eos>")
-    return TextSource(Text("counting", vocabulary, numbers, numbers, numbers), steps_back=steps_back)
+    return TextSource(Text("counting", vocabulary, numbers, numbers, numbers), steps_back=steps_back, **options)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -39,6 +39,12 @@ def test_words_become_numbers_in_order_of_first_use(folder):
     assert found.train.tolist() == [1, 2, 3, 1, 4, 0, 1, 5, 6, 0]
     assert found.valid.tolist() == [1, 2, 6, 0] and found.test.tolist() == [5, 0, 3, 1, 2, 0]
     assert (found.name, found.skipped) == (folder.name, [])
+
+
+def test_characters_are_words_of_their_own(folder):
+    found = text(folder, characters=True)
+    assert found.vocabulary[:6] == ("<eos>", "t", "h", "e", " ", "c")
+    assert "".join(found.vocabulary[n] if n else "\n" for n in found.train) == LINES["train"]
 
 
 def test_a_missing_file_says_what_is_needed(folder, tmp_path):
@@ -135,6 +141,26 @@ def test_all_epochs_are_the_same_and_ranks_have_rows_of_their_own():
     assert torch.equal(x, torch.cat([x for x, _ in parts])) and torch.equal(y, torch.cat([y for _, y in parts]))
 
 
+def test_windows_come_once_an_epoch_in_an_order_of_seed_and_epoch():
+    source = counting(103, steps_back=5, windows=True)
+    assert source.steps(6) == 20 // 6
+
+    def told(seed, number):
+        epoch = source.epoch(seed, number)
+        x, y = (torch.cat(parts) for parts in zip(*(epoch.batch(step, 4) for step in range(5)), strict=True))
+        assert torch.equal(x, torch.where(y > 0, y - 1, 103))
+        return y.tolist()
+
+    windows = [list(range(first, first + 5)) for first in range(0, 100, 5)]
+    assert told(0, 0) != windows and sorted(told(0, 0)) == windows
+    assert told(0, 0) == told(0, 0) and told(0, 0) != told(0, 1) and told(0, 0) != told(1, 0)
+    parts = [source.epoch(0, 0).batch(1, 6, rank, 3)[1] for rank in range(3)]
+    assert torch.equal(source.epoch(0, 0).batch(1, 6)[1], torch.cat(parts))
+    assert source.first(20).epoch(0, 0).batch(0, 4)[1].max() == 19
+    with pytest.raises(ValueError, match="a batch of 21 cannot be filled from 20 training samples"):
+        source.steps(21)
+
+
 @pytest.mark.parametrize("words", [3, 99, 100, 107])
 @pytest.mark.parametrize("ranks", [1, 3, 6])
 def test_every_word_is_evaluated_once_and_in_order(words, ranks):
@@ -202,3 +228,5 @@ def test_the_real_penn_treebank():
     assert len(found.vocabulary) == 10_000
     assert [len(part) for part in (found.train, found.valid, found.test)] == [929_589, 73_760, 82_430]
     assert TextSource(found).steps(20) == 1327  # as Zaremba's
+    characters = load("ptb-characters", os.environ["SSGD_DATA"], device="cpu", dtype=torch.float32)
+    assert (characters.classes, characters.steps(16)) == (50, 5_017_482 // 128 // 16)

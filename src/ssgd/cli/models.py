@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-CLASSES = {"imagenet": 1000, "lstm": 10_000, "sgcn": 29}
+CLASSES = {"imagenet": 1000, "lstm": 10_000, "gpt": 50, "sgcn": 29}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

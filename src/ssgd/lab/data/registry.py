@@ -14,7 +14,8 @@ __all__ = ["NAMES", "NORMALISED", "SPEECH", "Options", "Source", "check_name", "
 
 NORMALISED = ("speaker", "global", "none")  # what features of speech are normalised over
 SPEECH = ("an4", "fsdd", "connected-digits", "wsj", "fake-speech")
-NAMES = ("cifar10", "cifar100", "mnist", "fashion-mnist", "digits", "fake", "ptb", "fake-text", *SPEECH)
+TEXTS = ("ptb", "ptb-characters", "fake-text")
+NAMES = ("cifar10", "cifar100", "mnist", "fashion-mnist", "digits", "fake", *TEXTS, *SPEECH)
 
 
 def load(name: str, folder: str | Path | None = None, **options: Any) -> Source:
@@ -28,7 +29,7 @@ def load(name: str, folder: str | Path | None = None, **options: Any) -> Source:
     """
     wanted = Options(folder, **options)
     known = name in NAMES
-    if known and name not in (*SPEECH, "ptb", "fake-text"):
+    if known and name not in (*SPEECH, *TEXTS):
         return DeviceImages.of(_images(name, wanted), wanted)
     from ssgd.lab.data.corpora import is_speech, load_speech  # a training needs the readers of its own data alone
     from ssgd.lab.data.folder import image_folder
@@ -38,7 +39,7 @@ def load(name: str, folder: str | Path | None = None, **options: Any) -> Source:
     path = Path(name).expanduser()
     if name in SPEECH or (not known and is_speech(path)):
         return load_speech(name, wanted)
-    if name in ("ptb", "fake-text") or (not known and is_text(path)):
+    if name in TEXTS or (not known and is_text(path)):
         return load_text(name, wanted)
     return own_source(name, wanted) if _is_function(name) else image_folder(_root(name, folder), wanted)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,34 +34,38 @@ class Text:
     skipped: Sequence[Skipped] = ()
 
 
-def text(folder: str | Path, name: str | None = None, bad: str = "raise", read_test: bool = True) -> Text:
+def text(
+    folder: str | Path, name: str | None = None, bad: str = "raise", read_test: bool = True, characters: bool = False
+) -> Text:
     """Reads the three files in ``folder`` with ``train``, ``valid`` and ``test`` between the dots of their names.
 
     Without ``read_test`` the test file is left alone, and the test part is the validation part.
 
     The vocabulary is that of the training file, with ``<eos>``, in order of first use. A word of the others that is not
     in it and a line without words are named with file and line; with ``bad="skip"`` the one is read as ``<unk>``, the
-    other left out, and both are in ``skipped``.
+    other left out, and both are in ``skipped``. With ``characters`` a word is a single character, spaces too.
     """
     faults = Faults(bad)
     files = [_file(Path(folder), part) for part in (PARTS if read_test else PARTS[:2])]
-    reader = _Reader(faults)
+    reader = _Reader(faults, characters)
     train, valid, *test = (reader.read(file) for file in files)
     name = Path(folder).resolve().name if name is None else name
     return Text(name, tuple(reader.numbers), train, valid, test[0] if test else valid, faults.skipped)
 
 
 def load_text(name: str, wanted: batches.Options) -> TextSource:
-    """Loads ``"ptb"``, ``"fake-text"`` or the folder of that path."""
+    """Loads ``"ptb"``, its characters, ``"fake-text"`` or the folder of that path."""
+    characters = name == "ptb-characters"
     if name == "fake-text":
         found = fake_text()
     else:
-        folder = data_folder(wanted.folder) / name if name == "ptb" else Path(name).expanduser()
-        found = text(folder, bad=wanted.bad, read_test=not wanted.held_out)
+        folder = data_folder(wanted.folder) / "ptb" if name == "ptb" or characters else Path(name).expanduser()
+        found = text(folder, bad=wanted.bad, read_test=not wanted.held_out, characters=characters)
     tested = slice(wanted.test_limit)
     train, valid = found.train[: wanted.train_limit], found.valid[tested]
     test = valid if wanted.held_out else found.test[tested]
-    return TextSource(replace(found, train=train, valid=valid, test=test), wanted.device)
+    shown = replace(found, train=train, valid=valid, test=test)
+    return TextSource(shown, wanted.device, 128 if characters else 35, windows=characters)
 
 
 def is_text(folder: Path) -> bool:
@@ -83,29 +88,35 @@ def fake_text(words: int = 30, train: int = 6000, test: int = 1000) -> Text:
 
 
 class TextSource(batches.Source):
-    """Batches of a text: a batch reads on in ``size`` places of the text at once, ``steps_back`` words at a time.
+    """Batches of a text, ``steps_back`` words at a time: every word is predicted from those before it.
 
-    Every word is predicted from those before it, the first from ``<eos>``. All epochs are the same.
+    The training part is read in order, or in ``windows`` of random order.
     """
 
     kind = "language"
     test_size = 20
 
-    def __init__(self, text: Text, device: torch.device | str = "cpu", steps_back: int = 35) -> None:
+    def __init__(
+        self, text: Text, device: torch.device | str = "cpu", steps_back: int = 35, windows: bool = False
+    ) -> None:
         self.vocabulary, end = text.vocabulary, text.vocabulary.index(END)
-        parts = {part: Words(getattr(text, part).to(device), end, steps_back) for part in PARTS}
+        kinds = {"train": Windows if windows else Words, "valid": Words, "test": Words}
+        parts = {part: kind(getattr(text, part).to(device), end, steps_back) for part, kind in kinds.items()}
         super().__init__(text.name, len(text.vocabulary), 1, parts, text.skipped)
 
 
 class Words:
-    """A part of a text on the device: its words, and for each of them the word before."""
+    """A part of a text on the device: its words, and for each of them the word before, ``<eos>`` for the first.
+
+    A batch reads on in ``size`` places of the text at once, and all epochs are the same.
+    """
 
     def __init__(self, words: Tensor, end: int, steps_back: int) -> None:
         self._next, self._steps_back = words, steps_back
         self._words = torch.cat([words.new_tensor([end]), words[:-1]])
 
     def first(self, count: int) -> Words:
-        return Words(self._next[:count], int(self._words[0]), self._steps_back)
+        return type(self)(self._next[:count], int(self._words[0]), self._steps_back)
 
     def steps(self, size: int) -> int:
         if size < 1:
@@ -147,10 +158,33 @@ class Words:
             yield self._words[here], self._next[here]
 
 
+class Windows(Words):
+    """Every window of ``steps_back`` words once an epoch, in random order: for nets that begin anew with each."""
+
+    _starts: Tensor
+
+    def steps(self, size: int) -> int:
+        return batches.whole_batches(len(self._next) // self._steps_back, size)
+
+    def epoch(self, seed: int, number: int) -> Windows:
+        drawn = copy(self)
+        windows = len(self._next) // self._steps_back
+        order = torch.randperm(windows, generator=batches.generator(seed, number))
+        drawn._starts = order.to(self._next.device) * self._steps_back
+        return drawn
+
+    def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
+        """Returns words and those that follow them, [windows, steps_back]."""
+        starts = self._starts[batches.part_of_batch(len(self._starts), step, size, rank, ranks)]
+        here = starts[:, None] + torch.arange(self._steps_back, device=starts.device)
+        return self._words[here], self._next[here]
+
+
 class _Reader:
     """Turns files into numbers. The first file read is the training text: it makes the vocabulary."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Faults, characters: bool) -> None:
+        self._words: Callable[[str], Sequence[str]] = str.strip if characters else str.split
         self.numbers = {END: 0}
         self._faults = faults
         self._first: Path | None = None
@@ -158,7 +192,7 @@ class _Reader:
     def read(self, file: Path) -> Tensor:
         found: list[int] = []
         for place, line in utf8_lines(file):
-            if words := line.split():
+            if words := self._words(line):
                 found += [self._number(word, place) for word in words]
                 found.append(0)
             else:

@@ -39,6 +39,7 @@ _makers: dict[str, Callable[[], Experiment]] = {  # in the paper's order, then o
     "tune": questions.tune,
     "front": questions.front,
     "tolerance": questions.tolerance,
+    "front-text": questions.front_text,
     "other_tasks": questions.other_tasks,
 }
 EXPERIMENTS = {name: cache(make) for name, make in _makers.items()}

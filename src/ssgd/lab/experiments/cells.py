@@ -125,6 +125,7 @@ class Experiment:
 
 STAND_INS = {  # by the data of the paper's run
     "ptb": ("fake-text", "lstm-tiny"),
+    "ptb-characters": ("fake-text", "gpt-tiny"),
     "wsj": ("fake-speech", "sgcn-small"),
     "an4": ("fake-speech", "sgcn-small"),
     "connected-digits": ("fake-speech", "sgcn-small"),

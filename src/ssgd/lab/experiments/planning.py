@@ -27,6 +27,7 @@ SAMPLES = {  # of an epoch: images, words, utterances
     "tiny-imagenet-10": 5_000,
     "digits": 1_000,
     "ptb": 929_589,
+    "ptb-characters": 5_017_482,
     "fake-text": 6_000,
     "wsj": 37_416,
     "an4": 848,

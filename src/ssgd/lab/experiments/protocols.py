@@ -64,6 +64,23 @@ WORDS: dict[str, Any] = {
     "precision": "tf32",
     "distribution": UNIFORM,
 }
+CHARACTERS: dict[str, Any] = {  # no number of the paper: all of it is ours
+    "model": "gpt-2x128",
+    "data": "ptb-characters",
+    "train_limit": 1_024_000,  # a fifth of the text: 500 steps of 16 windows of 128 characters
+    "test_limit": 20_480,
+    "augment": False,
+    "phases": "2",
+    "lr": (4e-3,),
+    "warm_up": 0.2,
+    "evaluate_every": 2,
+    "anneal": "cosine",
+    "optimizer": "adamw",
+    "weight_decay": 0.1,
+    "decayed": "weights",
+    "batch": 16,
+    "precision": "bf16",
+}
 LSTMS: dict[str, dict[str, Any]] = {
     "large": {"phases": "55", "decay": 1.15, "decay_after": 14, "clip": 10.0},  # Zaremba et al. (arXiv:1409.2329)
     # nowhere public: of four that were tried, the best on the validation part with the paper's perplexity for SGD
@@ -99,6 +116,11 @@ def speech(data: str, units: int, method: str = "base", level: float | None = No
 def ptb(size: str, method: str = "base", level: float | None = None, **changes: Any) -> Recipe:
     """Returns a word-level LSTM on the Penn Treebank: plain SGD at rate 1 that falls from epoch to epoch."""
     return Recipe(model=f"lstm-{size}", **{**WORDS, **LSTMS[size], "method": method, "level": level, **changes})
+
+
+def characters(method: str = "base", level: float | None = None, **changes: Any) -> Recipe:
+    """Returns a small transformer on the characters of the Penn Treebank, under AdamW and without batch-norm."""
+    return Recipe(**{**CHARACTERS, "method": method, "level": level, **changes})
 
 
 def digits() -> Recipe:

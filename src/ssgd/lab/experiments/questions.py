@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from ...core.noise import paper_level
 from ..train.recipe import Recipe
 from .cells import AGAIN, Cell, Experiment, labelled
 from .figures import FEW
-from .protocols import BASE, BOTH, CIFAR, HALF, UNIFORM, cifar, ptb, speech, tiny_imagenet10
+from .protocols import BASE, BOTH, CHARACTERS, CIFAR, HALF, UNIFORM, characters, cifar, ptb, speech, tiny_imagenet10
 from .tables import DATA, IMAGENET_LEVEL
 
 NAMES = {  # of methods, as readers know them; others are called what commands call them
@@ -80,6 +80,14 @@ TOLERANT: dict[str, tuple[float | None, ...]] = {  # front's largest levels at 0
     "both": (0.29, 0.5),
     "sam": (0.05, 0.2),
     "asam": (0.5, 2.0),
+}
+TEXT_FRONT: dict[str, tuple[float | None, ...]] = {
+    "base": (None,),
+    "split": (0.1, 0.2),
+    "one-sided-halves": (0.1, 0.2),
+    "one-sided": (0.1, 0.2),
+    "both": (0.2,),
+    "sam": (0.05,),
 }
 NOISY = ("split", "one-pass-batch", "both", "one-sided", "one-sided-halves")
 HELD_OUT = 5000
@@ -311,6 +319,31 @@ def tolerance() -> Experiment:
             )
     about = "What does a net bear, and thanks to what? Levels chosen on the front, judged with seeds it has not seen."
     return Experiment("tolerance", "Tolerance", about, tuple(known.values()))
+
+
+def front_text() -> Experiment:
+    """Judged on the validation text, with seed 0."""
+    about = (
+        "What does a level cost a net without batch-norm? A small transformer on characters, on the validation text."
+    )
+    cells = _of_text("front-text", TEXT_FRONT, held_out=1, seeds=(0,))
+    return Experiment("front-text", "The front of a text", about, cells, base="AdamW")
+
+
+def _of_text(folder: str, levels: Mapping[str, tuple[float | None, ...]], **fields: Any) -> tuple[Cell, ...]:
+    cells: list[Cell] = []
+    for method in levels:
+        for level in levels[method]:
+            cell = Cell(
+                f"{folder}/{labelled(method, level)}",
+                partial(characters, method, level, **fields),
+                "AdamW" if method == "base" else told(method, level),
+                f"{CHARACTERS['model']}, {CHARACTERS['data']}, bits per character",
+                metric="test_bits",
+                base=cells[0] if cells else None,
+            )
+            cells.append(cell)
+    return tuple(cells)
 
 
 TASKS: dict[str, tuple[float, float, tuple[int, ...]]] = {  # the levels of both and of split, and the seeds

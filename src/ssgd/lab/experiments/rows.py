@@ -23,7 +23,7 @@ from .identity import identity
 LATER_FIGURES = {AGAIN, "tolerance"}  # which the first rows lack
 RECOMPUTED = "recomputed-bn.json"
 NEEDED = {"experiment": str, "model": str, "data": str, "method": str, "phases": str, "seed": int}
-FIGURES = ("accuracy", "perplexity", "wer", "cer")
+FIGURES = ("accuracy", "perplexity", "bits", "wer", "cer")
 
 
 class Row(dict[str, Any]):

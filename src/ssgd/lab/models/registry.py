@@ -110,6 +110,15 @@ _models = [
     Model("lstm-large", "language model, LSTM 2×1500 (Zaremba's large)", _of("lstm", "large_lstm"), None, "language"),
     Model("lstm-small", "language model, LSTM 1×300", _of("lstm", "small_lstm"), None, "language"),
     Model("lstm-tiny", "language model, LSTM 2×32, for trying things out", _of("lstm", "tiny_lstm"), None, "language"),
+    Model("gpt-2x128", "language model, transformer 2×128", _of("gpt", "GPT", 2, 128), None, "language"),
+    Model("gpt-6x384", "language model, transformer 6×384", _of("gpt", "GPT", 6, 384), None, "language"),
+    Model(
+        "gpt-tiny",
+        "language model, transformer 1×64, for trying things out",
+        _of("gpt", "GPT", 1, 64),
+        None,
+        "language",
+    ),
     Model("sgcn-190", "speech, Simple Gated ConvNet 12×190 (paper: 1.09 M)", _of("sgcn", "sgcn", 190), None, "speech"),
     Model("sgcn-300", "speech, Simple Gated ConvNet 12×300 (paper: 2.24 M)", _of("sgcn", "sgcn", 300), None, "speech"),
     Model(

@@ -111,11 +111,11 @@ class Language:
 
     @staticmethod
     def count(net: nn.Module, batches: Batches, autocast: Autocast, device: torch.device) -> Tensor:
-        """Sums loss and words. The state is carried from batch to batch, and begins at zero."""
+        """Sums loss and words. A state is carried from batch to batch, and begins at zero."""
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         with evaluation_mode(net):
             for i, (x, y) in enumerate(batches):
-                if i == 0:
+                if i == 0 and hasattr(net, "reset"):
                     net.reset(len(x))  # type: ignore[operator]
                 with autocast():
                     logits = net(x)
@@ -125,9 +125,10 @@ class Language:
 
     @staticmethod
     def summary(sums: list[float], part: str, classes: int) -> dict[str, float]:
-        """Returns the mean loss, and the perplexity."""
+        """Returns the mean loss, in nats and in bits, and the perplexity."""
         loss, words = sums
-        return {f"{part}_loss": loss / words, f"{part}_perplexity": _perplexity(loss / words)}
+        mean = loss / words
+        return {f"{part}_loss": mean, f"{part}_bits": mean / math.log(2), f"{part}_perplexity": _perplexity(mean)}
 
 
 class Speech:
