@@ -38,15 +38,15 @@ def test_a_line_has_the_runs_own_metrics_at_its_ends(runs, tmp_path, capsys):
     out = tmp_path / "deep" / "line"
     words = ["line", a, b, "--points", "3", "--batchnorm", "keep", "--out", str(out), "--device", "cpu", "--quiet"]
     assert main(words) == 0
-    with np.load(out.with_suffix(".npz")) as arrays:
+    with np.load(out / "line.npz") as arrays:
         losses, errors = arrays["anchor_losses"], arrays["anchor_errors"]
-    tasks = json.loads(out.with_suffix(".json").read_text())["tasks"]
+    tasks = json.loads((out / "line.json").read_text())["tasks"]
     for place, result in enumerate((first, second)):
         for task in ("train", "test"):
             row = tasks.index(task)
             assert losses[row, place] == pytest.approx(result[f"{task}_loss"], rel=1e-6)
             assert errors[row, place] == pytest.approx(100 - result[f"{task}_accuracy"])
-    assert out.with_suffix(".png").stat().st_size and "error" in capsys.readouterr().out
+    assert (out / "line.png").stat().st_size and "error" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["line", "plane"])
@@ -54,10 +54,11 @@ def test_points_of_other_data_are_not_taken_up(runs, tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     words = [kind, *list(runs)[: 2 if kind == "line" else 3], "--points", "2", "--device", "cpu", "--quiet"]
     assert main([*words, "--limit", "40"]) == 0 == main([*words, "--limit", "40"])
-    before = Path(f"{kind}.npz").read_bytes()
+    found = Path("analysis", kind, f"{kind}.npz")
+    before = found.read_bytes()
     assert main([*words, "--limit", "50"]) == 2
     assert f"{kind}.jsonl holds another evaluation (other data): choose another name" in capsys.readouterr().err
-    assert Path(f"{kind}.npz").read_bytes() == before
+    assert found.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -71,33 +72,47 @@ def test_grids_without_points_are_refused(runs, tmp_path, capsys, words, sentenc
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dot_in_a_name_is_part_of_it(runs, tmp_path, monkeypatch, capsys):
+def test_all_files_lie_in_one_folder_named_by_their_runs(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    some = {"line": list(runs)[:2], "plane": list(runs), "spectrum": list(runs)[:1]}
+    shutil.copytree(Path(next(iter(runs))).parent, "runs/split-0.15")
+    run = "runs/split-0.15/seed-0"
+    some = {"line": [run, list(runs)[1]], "plane": [run, *list(runs)[1:]], "spectrum": [run]}
     grid = {"line": ["--points", "2"], "plane": ["--points", "2"], "spectrum": ["--steps", "2", "--probes", "1"]}
     for command, paths in some.items():
-        assert main([command, *paths, *grid[command], "--out", f"{command}-0.15", *FEW]) == 0
-        assert f"{command}-0.15" in capsys.readouterr().out.splitlines()[-1]
-    assert {path.name for path in Path().iterdir()} == {
-        *(f"line-0.15{ending}" for ending in (".jsonl", ".npz", ".json", ".png")),
-        *(f"plane-0.15{ending}" for ending in (".jsonl", ".npz", ".json")),
-        *(f"plane-0.15-{part}.png" for part in ("train", "test")),
-        *(f"spectrum-0.15{ending}" for ending in (".npz", ".json", ".png")),
+        assert main([command, *paths, *grid[command], *FEW]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].endswith(f"in analysis/{command}")
+    assert {str(path) for path in Path("analysis").rglob("*.*")} == {
+        *(f"analysis/line/line{ending}" for ending in (".jsonl", ".npz", ".json", ".png")),
+        *(f"analysis/plane/plane{ending}" for ending in (".jsonl", ".npz", ".json")),
+        *(f"analysis/plane/plane-{part}.png" for part in ("train", "test")),
+        *(f"analysis/spectrum/runs-split-0.15-seed-0{ending}" for ending in (".npz", ".json")),
+        "analysis/spectrum/spectrum.png",
     }
+    assert sorted(path.name for path in Path().iterdir()) == ["analysis", "runs"]
+
+
+def test_the_folder_of_a_training_stands_for_its_seeds(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number, run in zip((0, 2, 10), runs, strict=True):
+        shutil.copytree(run, f"runs/x/seed-{number}")
+    assert main(["plane", "runs/x", "--points", "2", *FEW]) == 0
+    assert json.loads(Path("analysis/plane/plane.json").read_text())["names"] == ["seed-0", "seed-2", "seed-10"]
+    assert main(["line", "runs/x", "--points", "2", *FEW]) == 2
+    assert "a line goes through 2 solutions: name 2 runs, not 3" in capsys.readouterr().err
 
 
 def test_a_plane_is_drawn(runs, tmp_path):
     out = tmp_path / "plane"
     assert main(["plane", *runs, "--points", "3", "--out", str(out), *FEW]) == 0
     for ending in ("-train.png", "-test.png", ".npz", ".json"):
-        assert (tmp_path / f"plane{ending}").stat().st_size
+        assert (out / f"plane{ending}").stat().st_size
 
 
 def test_a_plane_in_less_precision_several_points_at_once(runs, tmp_path):
     out = tmp_path / "plane"
     words = ["plane", *runs, "--points", "2", "--precision", "bf16", "--together", "4", "--out", str(out), *FEW]
     assert main(words) == 0
-    assert json.loads(out.with_suffix(".json").read_text())["precision"] == "bf16"
+    assert json.loads((out / "plane.json").read_text())["precision"] == "bf16"
 
 
 def test_loss_and_errors_come_from_one_pass(runs):
@@ -180,8 +195,8 @@ def test_utterances_have_a_loss_and_no_error(tmp_path, capsys):
     words = ["line", a, b, "--points", "2", "--batchnorm", "keep", "--out", str(tmp_path / "line")]
     assert main([*words, "--device", "cpu", "--quiet"]) == 0
     (test,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("test:"))
-    assert test == f"test: {a}: loss {results[0]['test_loss']:.4f}, {b}: loss {results[1]['test_loss']:.4f}"
-    with np.load(tmp_path / "line.npz") as arrays:
+    assert test == f"test: seed-0: loss {results[0]['test_loss']:.4f}, seed-1: loss {results[1]['test_loss']:.4f}"
+    with np.load(tmp_path / "line" / "line.npz") as arrays:
         assert np.isnan(arrays["errors"]).all() and np.isfinite(arrays["losses"]).all()
 
 
@@ -210,8 +225,8 @@ def test_spectra_of_several(runs, tmp_path, capsys):
     words = ["spectrum", *list(runs)[:2], "--steps", "4", "--probes", "2", "--out", str(out), *FEW]
     assert main(words) == 0
     assert capsys.readouterr().out.count("largest") == 2
-    assert (tmp_path / "spectrum-0.npz").exists() and (tmp_path / "spectrum-1.json").exists()
-    assert (tmp_path / "spectrum.png").stat().st_size
+    assert len(list(out.glob("*-a-seed-0.npz"))) == 1 == len(list(out.glob("*-b-seed-1.json")))
+    assert (out / "spectrum.png").stat().st_size
 
 
 def test_sharpness_in_three_ways_and_a_level(runs, tmp_path, capsys):
@@ -221,7 +236,8 @@ def test_sharpness_in_three_ways_and_a_level(runs, tmp_path, capsys):
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "symmetric excess at level 0.1 (sphere)" in shown and "SAM's" in shown and "Keskar's" in shown
-    assert (tmp_path / "sharpness-level.png").stat().st_size
+    (picture,) = out.glob("*-level.png")
+    assert picture.stat().st_size
 
 
 def test_one_pair_of_noises_has_no_spread(runs, tmp_path, capsys):
@@ -232,7 +248,8 @@ def test_one_pair_of_noises_has_no_spread(runs, tmp_path, capsys):
     assert "±" not in capsys.readouterr().out.splitlines()[0]
     row = json.loads(rows.read_text(), parse_constant=pytest.fail)
     assert (row["excess_sd"], row["pairs"]) == (None, 1)
-    with np.load(tmp_path / "sharpness-level.npz") as curve:
+    (file,) = (tmp_path / "sharpness").glob("*-level.npz")
+    with np.load(file) as curve:
         assert curve["plus"].shape[-1] == 1
 
 
@@ -244,12 +261,12 @@ def test_sharpness_of_several_runs_leaves_a_row_each(runs, tmp_path, capsys):
     shown = capsys.readouterr().out
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     assert len(found) == 2 * len(runs) and found[: len(runs)] == found[len(runs) :]
-    for number, (folder, row) in enumerate(zip(runs, found, strict=False)):
+    for folder, row in zip(runs, found, strict=False):
         assert f"{folder}:\nsymmetric excess" in shown
         assert f"level 0.1 (sphere): {row['excess']:.5f} ± {row['excess_sd']:.5f}" in shown
         assert f"rho 0.05: {row['sam']:.5f}" in shown and f"subspace of 3: {row['keskar']:.3f}" in shown
         assert folder.endswith(f"{row['experiment']}/seed-{row['seed']}")
-        saved = json.loads((tmp_path / f"sharpness-{number}-sam.json").read_text())
+        saved = json.loads((out / f"{'-'.join(Path(folder).parts[1:])}-sam.json").read_text())
         assert saved["climbed"] - saved["clean"] == pytest.approx(row["sam"]) and saved["clean"] == row["loss"]
     assert found[0]["excess"] != found[1]["excess"]
 
@@ -265,7 +282,8 @@ def test_noise_has_the_distribution_of_the_run(tmp_path, capsys):
     assert "symmetric excess at level 0.1 (uniform): " in shown
     assert re.search(r"^suggested level \S+ \(uniform\): ", shown, re.MULTILINE)
     for what in ("excess", "level"):
-        assert json.loads((tmp_path / f"s-0.1-{what}.json").read_text())["distribution"] == "uniform"
+        (file,) = out.glob(f"*-{what}.json")
+        assert json.loads(file.read_text())["distribution"] == "uniform"
 
 
 def test_weights_come_from_the_folder_a_checkpoint_or_the_file(runs):
@@ -294,7 +312,8 @@ def test_graphs_are_asked_for_and_not_needed(runs, tmp_path, capsys, kind):
     words = [kind, *list(runs)[: 2 if kind == "line" else 1], *few, *FEW]
     assert main([*words, "--out", str(tmp_path / "plain")]) == 0
     assert main([*words, "--graph", "--out", str(tmp_path / "graph")]) == 0
-    with np.load(tmp_path / "plain.npz") as plain, np.load(tmp_path / "graph.npz") as graph:
+    (first,), (second,) = ((tmp_path / name).glob("*.npz") for name in ("plain", "graph"))
+    with np.load(first) as plain, np.load(second) as graph:
         assert all(np.array_equal(plain[key], graph[key]) for key in plain if key != "seconds")
     assert "CUDA" in capsys.readouterr().err
 

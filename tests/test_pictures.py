@@ -2,13 +2,14 @@
 
 import builtins
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ssgd.analysis import Surface, Task, draw_line, draw_plane, draw_spectrum, spectrum
+from ssgd.analysis import FromProducts, Surface, Task, draw_line, draw_plane, draw_spectrum, spectrum
 from ssgd.analysis.pictures import spread_levels
 
 pytest.importorskip("matplotlib")
@@ -52,6 +53,33 @@ def texts(panel):
     return [text.get_text() for text in panel.texts]
 
 
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def assert_fits(figure):
+    """Titles, labels and names lie inside the figure, and none lies on another."""
+    figure.canvas.draw()
+    written = list(figure.legends[0].get_texts())
+    for panel in figure.axes:
+        written += [panel.title, panel.xaxis.label, panel.yaxis.label, *panel.texts]
+    boxes = [text.get_window_extent().padded(-1) for text in written if text.get_text()]
+    for box in boxes:
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+@pytest.mark.parametrize("length", [4, 60, 200])
+def test_titles_and_names_fit_however_long_they_are(length):
+    names = [f"runs/{letter * length}/seed-0" for letter in "abc"]
+    assert_fits(draw_line(replace(line(), names=names[:2])))
+    for narrow in (1, 20):
+        surface = plane()
+        assert_fits(draw_plane(replace(surface, names=names, y=narrow * surface.y, anchors=surface.anchors)))
+    matrix = FromProducts(lambda v: 2 * v, 5)
+    assert_fits(draw_spectrum({name: spectrum(matrix, probes=2) for name in names}))
+
+
 # --- contours ---------------------------------------------------------------------------------------------------------
 
 
@@ -66,8 +94,9 @@ def test_a_plane_has_contours_at_levels_further_and_further_apart_and_its_soluti
     np.testing.assert_array_equal(edges.levels, filled.levels[1:-1])
     np.testing.assert_array_equal([mark.get_xydata()[0] for mark in panel.lines], surface.anchors)
     assert len({mark.get_marker() for mark in panel.lines}) == len({mark.get_color() for mark in panel.lines}) == 3
-    assert texts(panel) == surface.names and panel.get_title() == "test error, %"
-    assert panel.get_xlabel() == "distance from SGDm towards SGDf" and panel.get_aspect() == 1
+    assert texts(panel) == ["A", "B", "C"] and panel.get_title() == "test error, %"
+    assert panel.get_xlabel() == "distance from A towards B" and panel.get_aspect() == 1
+    assert legend(panel.figure) == ["A: SGDm", "B: SGDf", "C: S-SGD"]
 
 
 def test_x_runs_to_the_right_and_y_up():
@@ -114,10 +143,10 @@ def test_a_line_has_loss_and_error_of_each_task_and_both_ends():
             np.testing.assert_array_equal(curves[task].get_xydata(), np.stack([surface.x, values[i]], axis=1))
         marks = [mark.get_xydata()[0].tolist() for mark in panel.lines if mark.get_marker() in "os"]
         assert marks == [[t, ends[i, t]] for i in (0, 1) for t in (0, 1)]
-        assert texts(panel) == ["SGD", "S-SGD"]
+        assert texts(panel) == ["A", "B"]
     assert [panel.get_ylabel() for panel in (loss, error)] == ["loss", "error, %"]
     assert len({curve.get_color() for curve in curves.values()}) == 2
-    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["train", "test"]
+    assert legend(loss.figure) == ["train", "test", "A: SGD", "B: S-SGD"]
     assert len(draw_line(replace(surface, errors=np.full_like(surface.errors, np.nan))).axes) == 1
 
 

@@ -399,7 +399,7 @@ def test_the_command(runs, tmp_path, capsys):
     words += ["--out", str(out), "--results", str(rows), "--device", "cpu", "--quiet"]
     assert main(words) == 0
     shown = capsys.readouterr().out.splitlines()
-    head = [run.rsplit("/", 1)[0] for run in runs[::2]]
+    head = ["base/digits", "both/digits"]
     assert all(f"{name}: accuracy, as it is / recalibrated" in shown[0] for name in head)
     assert [line.split()[:2] for line in shown[1:5]] == [
         ["none", "0"],
@@ -412,19 +412,22 @@ def test_the_command(runs, tmp_path, capsys):
     clean = [row["none"]["0"]["error"] for row in found]
     mean = [100 - (a + b) / 2 for a, b in zip(clean[0], clean[1], strict=True)]
     assert f"{mean[0]:.2f} / {mean[1]:.2f}" in shown[1]
-    whole = load(Tolerance, tmp_path / "tolerance-0")
+    files = ["-".join(Path(run).parts[1:]) for run in runs]
+    whole = load(Tolerance, out / files[0])
     assert whole.errors[0, 0].tolist() == clean[0] and whole.recalibration == 200
-    assert (tmp_path / "tolerance.png").stat().st_size
-    before = (tmp_path / "tolerance-3.npz").read_bytes()
-    assert main(words) == 0  # it takes up what is done
-    assert (tmp_path / "tolerance-3.npz").read_bytes() == before
+    assert (out / "tolerance.png").stat().st_size
+    before = (out / f"{files[3]}.npz").read_bytes()
+    folders = [str(Path(run).parent) for run in runs[::2]]  # of all their seeds
+    assert main(["tolerance", *folders, *words[1 + len(runs) :]]) == 0  # it takes up what is done
+    assert capsys.readouterr().out.splitlines() == shown
+    assert (out / f"{files[3]}.npz").read_bytes() == before
 
 
 def test_the_clean_figures_are_those_of_the_training(runs, tmp_path):
     out = tmp_path / "clean"
     assert main(["tolerance", runs[0], "--damage", "pruning=0", "--out", str(out), "--device", "cpu", "--quiet"]) == 0
     last = json.loads(Path(runs[0], "metrics.jsonl").read_text().splitlines()[-1])
-    found = load(Tolerance, out)
+    found = load(Tolerance, out / "-".join(Path(runs[0]).parts[1:]))
     assert found.errors[0, 0, 0] == pytest.approx(100 - last["test_accuracy"])
     assert found.losses[1, 0, 0] == found.losses[0, 0, 0] == pytest.approx(last["test_loss"], rel=1e-5)
 
@@ -452,7 +455,7 @@ def test_texts_have_a_perplexity_and_speech_a_word_error_rate(tmp_path, capsys):
         words = ["tolerance", str(run), "--damage", "channel-bits=2", "--out", str(out), "--device", "cpu", "--quiet"]
         assert main(words) == 0
         assert f"{name}: {figure}, as it is" in capsys.readouterr().out
-        found = load(Tolerance, out)
+        found = load(Tolerance, out / "-".join(run.parts[1:]))
         assert found.losses[1, 0, 0] != found.losses[0, 0, 0]
         if name == "utterances":
             assert found.errors[0, 0, 0] == pytest.approx(result["test_wer"])

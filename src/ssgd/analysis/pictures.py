@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import write_whole
+from ..files import make_room, write_whole
 from .damage import DAMAGES
 from .surface import Surface
 
@@ -25,6 +26,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 ON_THE_MAP = ("#D55E00", "#CC79A7", "#000000")  # those of them that stand out against viridis
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^")
+LETTERS = "ABC"  # of the solutions in a picture
 LABELS = {
     "loss": "loss",
     "error": "error, %",
@@ -40,7 +42,9 @@ def draw_line(surface: Surface, path: str | Path | None = None) -> Figure:
     if surface.y.size:
         raise ValueError("this surface has two coordinates: draw it with draw_plane()")
     shown = ["loss", "error"] if np.isfinite(surface.errors).any() else ["loss"]
-    figure = empty_figure(4.5 * len(shown), 3.5)
+    figure = empty_figure(4.5 * len(shown), 3.8)
+    from matplotlib.lines import Line2D
+
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for panel, what in zip(panels, shown, strict=True):
         for i, task in enumerate(surface.tasks):
@@ -48,19 +52,24 @@ def draw_line(surface: Surface, path: str | Path | None = None) -> Figure:
             panel.plot(surface.x, surface.values(task, what), DASHES[i % len(DASHES)], color=colour, label=task)
             for at, value, marker in zip(surface.anchors, surface.at_anchors(task, what), MARKERS, strict=False):
                 panel.plot(at, value, marker, color=colour, markeredgecolor="white")
-        for name, (at,) in zip(surface.names, surface.anchors, strict=True):
+        for letter, (at,) in zip(LETTERS, surface.anchors, strict=False):
             panel.axvline(at, color="0.7", linewidth=0.8, zorder=0)
-            panel.annotate(name, (at, 1.02), xycoords=("data", "axes fraction"), ha="center")
+            panel.annotate(letter, (at, 1.02), xycoords=("data", "axes fraction"), ha="center")
         panel.set(xlabel=_axis_labels(surface)[0], ylabel=LABELS[what])
-    panels[0].legend()
+        panel.locator_params(axis="x", nbins=6)
+    curves, tasks = panels[0].get_legend_handles_labels()
+    ends = [Line2D([], [], marker=marker, color="0.5", linestyle="") for marker in MARKERS[: len(surface.names)]]
+    _legend_below(figure, [*curves, *ends], [*tasks, *_named(surface)])
     return saved(figure, path)
 
 
 def draw_plane(surface: Surface, of: str = "train", what: str = "loss", path: str | Path | None = None) -> Figure:
     """Draws contours of one task's ``"loss"`` or ``"error"`` over a plane or two directions, the solutions marked."""
     values = _on_a_plane(surface, of, what)
-    extent_x, extent_y = np.ptp(surface.x), np.ptp(surface.y)
-    figure = empty_figure(5.5, float(np.clip(1 + 4 * extent_y / extent_x, 2.5, 8)))
+    ratio = np.ptp(surface.y) / np.ptp(surface.x)
+    to_scale = 1 / 3 <= ratio <= 3
+    width, height = np.clip((4.5 / max(ratio, 1), 4.5 * min(ratio, 1)), 2, None) if to_scale else (4.5, 4.5)
+    figure = empty_figure(float(width + 1.8), float(height + 1.2))
     from matplotlib.colors import BoundaryNorm
     from matplotlib.patheffects import withStroke
 
@@ -69,12 +78,13 @@ def draw_plane(surface: Surface, of: str = "train", what: str = "loss", path: st
     known = np.ma.masked_invalid(values).T
     filled = panel.contourf(surface.x, surface.y, known, levels, cmap="viridis", norm=BoundaryNorm(levels, 256))
     panel.contour(surface.x, surface.y, known, levels[1:-1], colors="white", linewidths=0.4)
-    for name, (x, y), marker, colour in zip(surface.names, surface.anchors, MARKERS, ON_THE_MAP, strict=False):
-        panel.plot(x, y, marker, color=colour, markeredgecolor="white", markersize=9, label=name)
+    for letter, (x, y), marker, colour in zip(LETTERS, surface.anchors, MARKERS, ON_THE_MAP, strict=False):
+        panel.plot(x, y, marker, color=colour, markeredgecolor="white", markersize=9)
         outline = [withStroke(linewidth=2.5, foreground="white")]
-        panel.annotate(name, (x, y), xytext=(7, 7), textcoords="offset points", path_effects=outline)
+        panel.annotate(letter, (x, y), xytext=(7, 7), textcoords="offset points", path_effects=outline)
     along, across = _axis_labels(surface)
-    panel.set(xlabel=along, ylabel=across, aspect="equal", title=f"{of} {LABELS[what]}")
+    panel.set(xlabel=along, ylabel=across, aspect="equal" if to_scale else "auto", title=f"{of} {LABELS[what]}")
+    _legend_below(figure, list(panel.lines), _named(surface))
     bar = figure.colorbar(filled, ticks=levels, ax=panel)
     bar.ax.set_yticklabels([f"{level:.3g}" for level in levels])
     return saved(figure, path)
@@ -85,7 +95,7 @@ def draw_spectrum(spectra: Mapping[str, Spectrum], path: str | Path | None = Non
 
     Each eigenvalue is a bell, of one width for all, a hundredth of the widest range, so that heights compare.
     """
-    figure = empty_figure(6, 3.5)
+    figure = empty_figure(6, 4)
     panel = figure.subplots()
     low = min(spectrum.smallest for spectrum in spectra.values())
     high = max(spectrum.largest for spectrum in spectra.values())
@@ -100,7 +110,7 @@ def draw_spectrum(spectra: Mapping[str, Spectrum], path: str | Path | None = Non
         highest = max(highest, float(density.max()))
     panel.axvline(0, color="0.7", linewidth=0.8, zorder=0)
     panel.set(xlabel="eigenvalue of the Hessian", ylabel="density", yscale="log", ylim=(1e-7 * highest, 3 * highest))
-    panel.legend()
+    _legend_below(figure, *panel.get_legend_handles_labels())
     return saved(figure, path)
 
 
@@ -117,7 +127,7 @@ def draw_tolerance(
     damages = list(dict.fromkeys(first.damages[1:]))
     width = min(len(damages), 4)
     height = -(-len(damages) // width)
-    figure = empty_figure(3.2 * width, 2.8 * height)
+    figure = empty_figure(max(3.2 * width, 4.5), 2.8 * height + 0.5)
     panels = figure.subplots(height, width, squeeze=False, sharey=True).flat
     for damage, panel in zip(damages, panels, strict=False):
         for i, (name, results) in enumerate(runs.items()):
@@ -137,7 +147,7 @@ def draw_tolerance(
         panel.set_axis_off()
     for row in figure.axes[::width]:
         row.set_ylabel(LABELS[what])
-    figure.axes[0].legend(fontsize="small")
+    _legend_below(figure, *figure.axes[0].get_legend_handles_labels())
     return saved(figure, path)
 
 
@@ -157,9 +167,21 @@ def _axis_labels(surface: Surface) -> tuple[str, str]:
     if surface.geometry == "Directions":
         return "along the first direction", "along the second direction"
     if surface.geometry == "Line":
-        return f"from {surface.names[0]} (0) to {surface.names[1]} (1)", ""
-    a, b, c = surface.names
-    return f"distance from {a} towards {b}", f"distance from there towards {c}"
+        return "from A (0) to B (1)", ""
+    return "distance from A towards B", "distance towards C"
+
+
+def _named(surface: Surface) -> list[str]:
+    """Returns what the letters in a picture stand for."""
+    return [f"{letter}: {name}" for letter, name in zip(LETTERS, surface.names, strict=False)]
+
+
+def _legend_below(figure: Figure, handles: list[Any], labels: list[str]) -> None:
+    """Explains the curves under the panels, in as many columns as their names leave room for."""
+    room = int(12 * figure.get_figwidth())  # characters
+    lines = [fill(label, max(room - 6, 10)) for label in labels]
+    columns = max(1, min(len(labels), room // (6 + max(map(len, lines), default=1))))
+    figure.legend(handles, lines, loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
 
 
 def spread_levels(values: Array) -> Array:
@@ -190,6 +212,7 @@ def saved(figure: Figure, path: str | Path | None) -> Figure:
     """Returns the figure, and writes it as a .png, .pdf or .svg file where a path is given."""
     if path is not None:
         kind = check_ending(path)
+        make_room(Path(path))
         write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=200))
     return figure
 

@@ -29,6 +29,7 @@ Rows = dict[int, Row]
 def save(result: Any, path: str | Path) -> None:
     """Writes the arrays of a dataclass to ``path``.npz, everything else and the class's name to ``path``.json."""
     path = Path(path)
+    make_room(path)
     values = {f.name: getattr(result, f.name) for f in fields(result)}
     plain = {name: value for name, value in values.items() if not isinstance(value, np.ndarray)}
     buffer = io.BytesIO()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,49 +34,26 @@ def add_on(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_options(parser: argparse.ArgumentParser, out: str) -> None:
+def add_solutions(parser: argparse.ArgumentParser, help: str) -> None:
+    """Adds the runs that a command of the analysis looks at, their data, and where its results go."""
     parser.add_argument(
-        "--out", type=Path, default=Path(out), help=f"The results go to OUT.npz, OUT.json … (default: {out})."
+        "solutions", nargs="+", metavar="RUN", help=f"{RUN} The folder of a training stands for all its seeds. {help}"
     )
+    out = Path("analysis", parser.prog.split()[-1])
+    parser.add_argument("--out", type=Path, default=out, help=f"The folder that gets the results (default: {out}).")
     parser.add_argument("--limit", type=int, help="Takes only this many training and test samples.")
     add_data_and_device(parser)
     parser.add_argument("--quiet", action="store_true", help="Shows no progress bar.")
 
 
-def add_grid(parser: argparse.ArgumentParser, points: int, margin: float) -> None:
-    parser.add_argument(
-        "--points", type=int, default=points, help=f"The number of points on each axis (default: {points})."
-    )
-    parser.add_argument(
-        "--margin", type=float, default=margin, help=f"How far the axes go beyond the solutions (default: {margin:g})."
-    )
-    parser.add_argument(
-        "--batchnorm",
-        choices=("recompute", "interpolate", "keep"),
-        default="recompute",
-        help="How batch-norm's statistics are found at each point (default: recompute).",
-    )
-    add_precision(parser, bf16=True)
-    parser.add_argument(
-        "--together",
-        type=int,
-        default=1,
-        metavar="N",
-        help="Takes N points in one pass, for nets that leave a GPU idle.",
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="Compiles the passes by torch.compile: a minute at first, then faster."
-    )
-    add_graph(parser)
-
-
-def add_precision(parser: argparse.ArgumentParser, bf16: bool = False) -> None:
+def add_precision(parser: argparse.ArgumentParser, bf16: bool) -> None:
     others, digits = ("tf32 and bf16 are", "3 and to 2 digits") if bf16 else ("tf32 is", "3 digits")
+    where = "faster, tf32 on a GPU alone" if bf16 else "faster on a GPU"
     parser.add_argument(
         "--precision",
         choices=("fp32", "tf32", "bf16") if bf16 else ("fp32", "tf32"),
         default="fp32",
-        help=f"The arithmetic; {others} faster on a GPU, to {digits} (default: fp32).",
+        help=f"The arithmetic; {others} {where}, right to {digits} (default: fp32).",
     )
 
 
@@ -85,12 +63,25 @@ def add_graph(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def evaluate_options(options: argparse.Namespace, of: Solution) -> dict[str, Any]:
-    """Returns the arguments of evaluate() that a grid's options give; the data are the first solution's."""
-    from ..lab.solutions import data_of
+def file_of(found: Solution, options: argparse.Namespace) -> Path:
+    """Returns the place for the results of one solution, named by its path: ``runs-digits-seed-0`` in the folder."""
+    path = Path(found.name)
+    return Path(options.out, "-".join(part for part in path.parts if part not in (path.anchor, "..")))
 
-    given = {name: getattr(options, name) for name in ("out", "batchnorm", "precision", "together", "compile", "graph")}
-    return {**given, "progress": not options.quiet, "data": data_of(of, options.limit)}
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Returns paths without the folders at their beginning that all have in common."""
+    parts = [Path(name).parts for name in names]
+    common = 0
+    while all(path[:common] == parts[0][:common] and len(path) > common for path in parts):
+        common += 1
+    return ["/".join(path[common - 1 :]) for path in parts]
+
+
+def execution(options: argparse.Namespace) -> Execution:
+    from ..lab.train.recipe import Execution
+
+    return Execution(folder=options.folder, device=options.device)
 
 
 def refuse_several_processes(command: str) -> None:
@@ -99,23 +90,15 @@ def refuse_several_processes(command: str) -> None:
         raise ValueError(f"ssgd {command} works in one process: start it without torchrun")
 
 
-def execution(options: argparse.Namespace) -> Execution:
-    from ..lab.train.recipe import Execution
-
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    return Execution(folder=options.folder, device=options.device)
-
-
 def net_and_data(options: argparse.Namespace, kind: str) -> tuple[nn.Module, Any]:
     """The net of the run ``options.solution``, in eval mode, and its data, which have to be of that kind."""
     import torch
 
     from ..lab.solutions import net_of, solution
     from ..lab.train.job import Sources
-    from ..lab.train.recipe import Execution
 
-    found, execution = solution(options.solution), Execution(folder=options.folder, device=options.device)
-    source: Any = Sources(execution).get(replace(found.recipe, precision="fp32"), torch.device(execution.kind))
+    found, asked = solution(options.solution), execution(options)
+    source: Any = Sources(asked).get(replace(found.recipe, precision="fp32"), torch.device(asked.kind))
     if source.kind != kind:
         raise ValueError(f"{found.name} learned from {found.recipe.data}, of the kind {source.kind}, not {kind}")
-    return net_of(found, source).to(execution.kind).eval(), source
+    return net_of(found, source).to(asked.kind).eval(), source

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import argparse
 
-from .arguments import RUN, add_grid, add_options, evaluate_options, execution
+from .arguments import add_solutions
+from .line import KEPT, add_grid, evaluated
 
-KEPT = "the points that are done"
+__all__ = ["KEPT", "add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name in "ABC":
-        parser.add_argument(name.lower(), metavar=name, help=RUN)
+    add_solutions(parser, "Three of the same net.")
     add_grid(parser, points=21, margin=0.2)
-    add_options(parser, "plane")
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..analysis import Plane, draw_plane, evaluate
-    from ..analysis.results import with_ending
-    from ..lab.solutions import solution, tasks
-    from ..lab.train.distributed import is_first_process
+    from ..analysis import Plane, draw_plane
 
-    a, b, c = (solution(path) for path in (options.a, options.b, options.c))
-    found = tasks(a, execution(options), options.limit, large=True)
-    plane = Plane(a.state, b.state, c.state, found["train"].model, names=(a.name, b.name, c.name))
-    surface = evaluate(plane, found, plane.grid(options.points, options.margin), **evaluate_options(options, a))
-    if not is_first_process():  # torchrun's other processes have shared in the points
+    surface = evaluated(Plane, options, count=3)
+    if surface is None:
         return 0
     for name in surface.tasks:
-        draw_plane(surface, name, path=with_ending(options.out, f"-{name}.png"))
-    print(f"written: {with_ending(options.out, '.npz')}, .json, and a .png of each part of the data")
+        draw_plane(surface, name, path=options.out / f"plane-{name}.png")
+    print(f"written: plane.npz, .json, and a .png of each part of the data in {options.out}")
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import append_line
-from .arguments import RUN, add_options, execution, refuse_several_processes
+from .arguments import add_solutions, execution, file_of, refuse_several_processes
 
 if TYPE_CHECKING:
     from ..lab.solutions import Solution
@@ -18,7 +18,7 @@ PAIRS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("solutions", nargs="+", metavar="RUN", help=RUN)
+    add_solutions(parser, "Each is measured on its training data.")
     parser.add_argument(
         "--level", type=float, default=0.1, help="The level of noise of the run's distribution (default: 0.1)."
     )
@@ -35,32 +35,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="The seed of the noise (default: 0).")
     parser.add_argument("--results", type=Path, metavar="FILE", help="A file that gets a line of JSON for each run.")
-    add_options(parser, "sharpness")
 
 
 def run(options: argparse.Namespace) -> int:
     refuse_several_processes("sharpness")
-    from ..analysis.results import with_ending
-    from ..lab.solutions import solution
+    from ..lab.solutions import solutions
 
-    for number, path in enumerate(options.solutions):
-        found = solution(path)
-        several = len(options.solutions) > 1
-        if several:
+    several = solutions(options.solutions)
+    for found in several:
+        if len(several) > 1:
             print(f"{found.name}:")
-        row = measure(found, with_ending(options.out, f"-{number}" if several else ""), options)
+        row = measure(found, options)
         if options.results is not None:
             append_line(options.results, json.dumps(row, allow_nan=False))
-    print(f"written: {with_ending(options.out, '')}-*.npz and .json")
+    print(f"written: an .npz and a .json of each measure in {options.out}")
     return 0
 
 
-def measure(found: Solution, out: Path, options: argparse.Namespace) -> dict[str, Any]:
+def measure(found: Solution, options: argparse.Namespace) -> dict[str, Any]:
     """Measures, prints and writes the sharpness of one solution; returns its row."""
     from ..analysis import find_level, keskar, sam_sharpness, save, symmetric_excess
-    from ..analysis.results import with_ending
     from ..lab.solutions import tasks
 
+    name = file_of(found, options)
     distribution, task = found.recipe.distribution, tasks(found, execution(options), options.limit)["train"]
     pairs = PAIRS if options.pairs is None else options.pairs
     excess = symmetric_excess(task, options.level, distribution=distribution, pairs=pairs, seed=options.seed)
@@ -71,20 +68,20 @@ def measure(found: Solution, out: Path, options: argparse.Namespace) -> dict[str
     sd = excess.sd if pairs > 1 else None
     spread = "" if sd is None else f" ± {sd:.5f}, worst {excess.worst:.5f}"
     print(f"symmetric excess at level {options.level:g} ({distribution}): {excess.mean:.5f}{spread}")
-    save(excess, with_ending(out, "-excess"))
+    save(excess, f"{name}-excess")
     sam = sam_sharpness(task, options.rho)
     print(f"SAM's at rho {options.rho:g}: {sam.value:.5f}, to first order {sam.first_order:.5f}")
-    save(sam, with_ending(out, "-sam"))
+    save(sam, f"{name}-sam")
     box = keskar(task, options.epsilon, subspace=options.subspace or None, seed=options.seed)
     where = f"a subspace of {options.subspace}" if options.subspace else "the full space"
     print(f"Keskar's at epsilon {options.epsilon:g} in {where}: {box.value:.3f}")
-    save(box, with_ending(out, "-keskar"))
+    save(box, f"{name}-keskar")
     if options.find_level:
         pairs_asked = {} if options.pairs is None else {"pairs": options.pairs}
         curve = find_level(task, distribution=distribution, seed=options.seed, **pairs_asked)
         print(curve.verdict)
-        save(curve, with_ending(out, "-level"))
-        curve.draw(with_ending(out, "-level.png"))
+        save(curve, f"{name}-level")
+        curve.draw(f"{name}-level.png")
     asked = {name: getattr(options, name) for name in ("limit", "level", "rho", "epsilon", "subspace")}
     return {
         "experiment": found.recipe.name,

@@ -5,15 +5,23 @@ from __future__ import annotations
 import argparse
 import math
 
-from .arguments import RUN, add_graph, add_options, add_precision, execution, refuse_several_processes
+from .arguments import (
+    add_graph,
+    add_precision,
+    add_solutions,
+    execution,
+    file_of,
+    refuse_several_processes,
+    short_names,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("solutions", nargs="+", metavar="RUN", help=RUN)
+    add_solutions(parser, "Each has a curve of its own.")
     parser.add_argument("--steps", type=int, default=90, help="The number of steps of Lanczos (default: 90).")
     parser.add_argument("--probes", type=int, default=5, help="The number of random vectors (default: 5).")
     parser.add_argument("--seed", type=int, default=0, help="The seed of the random vectors (default: 0).")
-    add_precision(parser)
+    add_precision(parser, bf16=False)
     parser.add_argument(
         "--together",
         type=int,
@@ -22,19 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Takes N probes in one pass: faster, in N times the memory.",
     )
     add_graph(parser)
-    add_options(parser, "spectrum")
 
 
 def run(options: argparse.Namespace) -> int:
     refuse_several_processes("spectrum")
     from ..analysis import Hessian, draw_spectrum, save, spectrum
-    from ..analysis.results import with_ending
-    from ..lab.solutions import solution, tasks
+    from ..lab.solutions import solutions, tasks
 
-    carried_out, spectra = execution(options), {}
-    for number, path in enumerate(options.solutions):
-        found = solution(path)
-        task = tasks(found, carried_out, options.limit)["train"]
+    spectra = {}
+    for found in solutions(options.solutions):
+        task = tasks(found, execution(options), options.limit)["train"]
         matrix = Hessian(task, precision=options.precision, together=options.together, graph=options.graph)
         one = spectrum(matrix, options.steps, options.probes, options.seed, progress=not options.quiet)
         spectra[found.name] = one
@@ -45,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
             f" ({one.product} products, batch-norm in {one.mode} mode, {one.passes:.0f} passes over the data,"
             f" {one.seconds:.0f} s)"
         )
-        save(one, with_ending(options.out, f"-{number}" if len(options.solutions) > 1 else ""))
-    draw_spectrum(spectra, with_ending(options.out, ".png"))
-    print(f"written: {with_ending(options.out, '')}*.npz, .json and {with_ending(options.out, '.png')}")
+        save(one, file_of(found, options))
+    drawn = dict(zip(short_names(list(spectra)), spectra.values(), strict=True))
+    draw_spectrum(drawn, options.out / "spectrum.png")
+    print(f"written: spectrum.png, and an .npz and a .json of each in {options.out}")
     return 0

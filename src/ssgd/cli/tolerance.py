@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..files import append_line
-from .arguments import RUN, add_graph, add_options, add_precision, execution, refuse_several_processes
+from .arguments import add_graph, add_precision, add_solutions, execution, file_of, short_names
 
 USUAL = {"language": "perplexity", "speech": "error"}  # the figure of a kind; a wrong word is an error of speech
 
@@ -24,7 +24,7 @@ KEPT = "the evaluations that are done"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("solutions", nargs="+", metavar="RUN", help=f"{RUN} Seeds of one training share a curve.")
+    add_solutions(parser, "Seeds of one training share a curve.")
     parser.add_argument(
         "--damage",
         nargs="+",
@@ -46,36 +46,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="The seed of the damage (default: 0).")
     parser.add_argument("--results", type=Path, metavar="FILE", help="A file that gets a line of JSON for each run.")
-    add_precision(parser)
+    add_precision(parser, bf16=True)
     add_graph(parser)
-    add_options(parser, "tolerance")
 
 
 def run(options: argparse.Namespace) -> int:
-    refuse_several_processes("tolerance")
     from ..analysis import draw_tolerance
-    from ..analysis.results import with_ending
-    from ..lab.solutions import solution
+    from ..lab.solutions import solutions
+    from ..lab.train.distributed import is_first_process
 
-    found = [solution(path) for path in options.solutions]
-    runs: dict[str, list[Tolerance]] = {}
-    for number, one in enumerate(found):
-        out = with_ending(options.out, f"-{number}" if len(found) > 1 else "")
-        result = measure(one, out, options)
-        runs.setdefault(training(one), []).append(result)
+    found = solutions(options.solutions)
+    results = [measure(one, options) for one in found]
+    if not is_first_process():  # torchrun's other processes have shared in the evaluations
+        return 0
+    trainings: dict[str, list[Tolerance]] = {}
+    for one, result in zip(found, results, strict=True):
+        trainings.setdefault(training(one), []).append(result)
         if options.results is not None:
             asked = {"limit": options.limit, "damage_seed": options.seed}
             row = {"experiment": one.recipe.name, "seed": one.recipe.seeds[0], **asked, **result.figures()}
             append_line(options.results, json.dumps(row, allow_nan=False))
-    what = options.figure or usual_figure(found[0], next(iter(runs.values()))[0])
+    runs = dict(zip(short_names(list(trainings)), trainings.values(), strict=True))
+    what = options.figure or usual_figure(found[0], results[0])
     print(table(runs, what))
-    picture = with_ending(options.out, ".png")
-    draw_tolerance(runs, what, picture)
-    print(f"written: {with_ending(options.out, '')}*.npz, .json and {picture}")
+    draw_tolerance(runs, what, options.out / "tolerance.png")
+    print(f"written: tolerance.png, and an .npz and a .json of each run in {options.out}")
     return 0
 
 
-def measure(found: Solution, out: Path, options: argparse.Namespace) -> Tolerance:
+def measure(found: Solution, options: argparse.Namespace) -> Tolerance:
     """Measures one solution on its test data; its statistics are gathered again from its training data."""
     from ..analysis import tolerance
     from ..lab.solutions import data_of, tasks
@@ -87,14 +86,10 @@ def measure(found: Solution, out: Path, options: argparse.Namespace) -> Toleranc
     return tolerance(
         task,
         None if options.damage is None else dict(map(strengths, options.damage)),
-        draws=options.draws,
-        recalibrate=options.recalibrate,
-        seed=options.seed,
-        out=out,
+        out=file_of(found, options),
         progress=not options.quiet,
-        precision=options.precision,
-        graph=options.graph,
         data=data_of(found, options.limit),
+        **{name: getattr(options, name) for name in ("draws", "recalibrate", "seed", "precision", "graph")},
     )
 
 

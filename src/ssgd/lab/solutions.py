@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,16 @@ def solution(path: str | Path) -> Solution:
     if any(phase.method == "dropconnect" for phase in recipe.schedule.phases):
         state = {re.sub(r"\bparametrizations\.(\w+)\.original$", r"\1", name): t for name, t in state.items()}
     return Solution(str(path), recipe, state, run.fingerprint() or {})
+
+
+def solutions(paths: Iterable[str | Path]) -> list[Solution]:
+    """Returns the solution of each path; the folder of a training, such as runs/digits, stands for all its seeds."""
+    return [solution(one) for path in paths for one in _seeds(Path(path)) or [Path(path)]]
+
+
+def _seeds(folder: Path) -> list[Path]:
+    found = [path.parent for path in folder.glob("seed-*/recipe.json")]
+    return sorted(found, key=lambda run: (len(run.name), run.name))
 
 
 def net_of(found: Solution, source: Any) -> nn.Module:
