@@ -87,7 +87,9 @@ def measured(options: argparse.Namespace) -> list[Row]:
     source = load(recipe.data, device=device, dtype=torch.float32)
     rows = []
     for count in options.runs:
-        runs = [Run(recipe, seed, source, device, Ranks(), graph=device.type == "cuda") for seed in range(count)]
+        runs = [
+            Run(recipe, seed, source, device, Ranks(), Execution(graph=device.type == "cuda")) for seed in range(count)
+        ]
         times = [seconds(runs, options.steps) for _ in range(options.rounds + 1)][1:]  # the first captures the graph
         each = [1e3 * taken / options.steps / count for taken in times]
         name = f"lstm_{count}_runs_{os.environ['CUDA_DEVICE_MAX_CONNECTIONS']}_connections"

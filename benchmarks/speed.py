@@ -164,15 +164,16 @@ class Bench:
             self.source,
             DEVICE,
             Ranks(),
-            compiled=compiled,
-            graph=True,
-            kernels=not self.options.cudnn and not case.vmapped,  # vmap does not know them
-            pair=case.pair,
-            say=print,
+            Execution(
+                compile=compiled,
+                graph=True,
+                kernels=not self.options.cudnn and not case.vmapped,  # vmap does not know them
+                pair=case.pair,
+            ),
         )
         if case.vmapped:
             run._eager = VmappedStep(
-                run.method, run.opt, run.model, Images.objective, run._autocast, run.sums, compiled=compiled
+                run.method, run.opt, run.model, Images.objective, run.autocast, run.sums, compiled=compiled
             )
         began = time.perf_counter()
         for _ in range(3):

@@ -124,7 +124,7 @@ def a_run(method: str, captured: bool, said: list[str], recipe: Recipe = WORDS, 
     set_up(recipe, execution)
     device = torch.device("cuda", 0)
     source = Sources(execution).get(recipe, device)
-    return Run(recipe, 0, source, device, Ranks(), graph=captured, pair=True, say=said.append)
+    return Run(recipe, 0, source, device, Ranks(), Execution(graph=captured, pair=True), said.append)
 
 
 def everything(run: Run) -> list[torch.Tensor]:

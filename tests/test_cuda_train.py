@@ -194,7 +194,7 @@ def test_both_passes_at_the_same_time_are_the_passes_in_turn() -> None:
 
 
 def test_a_compiled_step_is_near_the_eager_one() -> None:
-    compiled, eager = (fresh("both", [], compiled=c, precision="fp32") for c in (True, False))
+    compiled, eager = (fresh("both", [], compile=c, precision="fp32") for c in (True, False))
     for run in (compiled, eager):
         run.step()
         torch.cuda.synchronize()
@@ -206,7 +206,7 @@ def test_the_fastest_way_of_a_step_is_near_the_plainest() -> None:
     """Compiled, captured, its passes at once, by our kernels, in bf16, against fp32 without any of it; a step's noise
     makes much more of a difference than the way does.
     """
-    fastest = {"compiled": True, "graph": True, "pair": True, "kernels": True}
+    fastest = {"compile": True, "graph": True, "pair": True, "kernels": True}
     for name in ("both", "split"):
         plain, fast, clean = (
             update(method, **options)
@@ -321,7 +321,7 @@ def fresh(name: str, said: list[str], **options: Any) -> Run:
     )
     set_up(recipe, EXACT)
     device = torch.device("cuda", 0)
-    return Run(recipe, 0, Sources(EXACT).get(recipe, device), device, Ranks(), say=said.append, **options)
+    return Run(recipe, 0, Sources(EXACT).get(recipe, device), device, Ranks(), Execution(**options), said.append)
 
 
 def update(name: str, **options: Any) -> torch.Tensor:

@@ -142,8 +142,7 @@ def set_up(recipe: Recipe, execution: Execution, *others: Recipe) -> None:
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(execution.deterministic)
-    on_one_gpu = execution.kind == "cuda" and os.environ.get("WORLD_SIZE", "1") == "1"
-    if "images" in kinds and (on_one_gpu if execution.compile is None else execution.compile):
+    if "images" in kinds and execution.decided(alone=os.environ.get("WORLD_SIZE", "1") == "1").compile:
         allow_many_compilations()
         if execution.kind == "cuda":
             start_compilers()

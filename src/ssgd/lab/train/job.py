@@ -73,26 +73,14 @@ class Job:
         if self.result is not None:
             self._add_to_results(self.result)
             return
-        execution, ranks = self.execution, self.ranks
-        on_gpu = execution.kind == "cuda"
-        one_gpu = on_gpu and not ranks.several
-        device = torch.device("cuda", ranks.on_this_host) if on_gpu else torch.device("cpu")
+        ranks = self.ranks
+        device = torch.device("cuda", ranks.on_this_host) if self.execution.kind == "cuda" else torch.device("cpu")
         source = sources.get(self.recipe, device)
         if ranks.first:
             self._note_skipped(source.skipped, sources.untold(source))
         by_first(ranks, partial(self._keep_fingerprint, source))
-        self.run = Run(
-            self.recipe,
-            self.seed,
-            source,
-            device,
-            ranks,
-            compiled=one_gpu if execution.compile is None else execution.compile,
-            graph=one_gpu if execution.graph is None else execution.graph,
-            pair=one_gpu if execution.pair is None else execution.pair,
-            kernels=on_gpu if execution.kernels is None else execution.kernels,
-            say=self.say,
-        )
+        execution = self.execution.decided(alone=not ranks.several)
+        self.run = Run(self.recipe, self.seed, source, device, ranks, execution, self.say)
         if saved is not None:
             self.run.load(saved)
         if self.ranks.first:

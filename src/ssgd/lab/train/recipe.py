@@ -301,6 +301,17 @@ class Execution:
             return "cuda" if torch.cuda.is_available() else "cpu"
         return self.device
 
+    def decided(self, alone: bool) -> Execution:
+        """Returns the execution with compile, graph, pair and kernels decided; ``alone``: in a single process."""
+        on_gpu = self.kind == "cuda"
+        defaults: dict[str, Any] = {
+            "compile": on_gpu and alone,
+            "graph": on_gpu and alone,
+            "pair": on_gpu and alone,
+            "kernels": on_gpu,
+        }
+        return replace(self, **{key: value for key, value in defaults.items() if getattr(self, key) is None})
+
     def run_folder(self, recipe: Recipe, seed: int) -> Path:
         """The folder of one run."""
         return Path(self.out).expanduser() / recipe.name / f"seed-{seed}"

@@ -27,7 +27,7 @@ from .distributed import Ranks, load_whole_state, of_each_rank, total, whole_sta
 from .evaluating import averaged_net, evaluate
 from .kinds import kind_of
 from .phases import Phase
-from .recipe import Recipe
+from .recipe import Execution, Recipe
 from .steps import GraphOf, GraphSteps, PairStep, Step, can_pair, unchanged
 
 FORMAT = 2  # of the state that goes into checkpoints
@@ -40,7 +40,7 @@ class Diverged(ArithmeticError):
 class Run:
     """Trains ``recipe`` with one seed.
 
-    ``compiled``, ``graph``, ``pair`` and ``kernels`` are those of ``Execution``. ``say`` is called with a line where
+    Of ``execution`` compile, graph, pair and kernels count, where they are true. ``say`` is called with a line where
     something is done in another way than asked.
     """
 
@@ -51,22 +51,18 @@ class Run:
         source: Source,
         device: torch.device,
         ranks: Ranks,
-        *,
-        compiled: bool = False,
-        graph: bool = False,
-        pair: bool = False,
-        kernels: bool = False,
+        execution: Execution | None = None,
         say: Any = print,
     ) -> None:
         self.recipe, self.seed, self.source, self.device, self.ranks = recipe, seed, source, device, ranks
-        self.pair, self.say = pair, say
+        self.execution, self.say = execution or Execution(), say
         self.schedule = recipe.schedule
         self.epoch, self.step_in_epoch = 0, 0
         self.history: list[dict[str, Any]] = []
         on_gpu = device.type == "cuda"
         # torch has 32 streams: a run takes two at most, or runs side by side would share them
         self.stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._side = torch.cuda.Stream(device) if on_gpu and pair else None  # type: ignore[no-untyped-call]
+        self._side = torch.cuda.Stream(device) if on_gpu and self.execution.pair else None  # type: ignore[no-untyped-call]
         self._drawing = torch.cuda.default_generators[device.index or 0].clone_state() if on_gpu else None
         self.sums = torch.zeros(3, device=device)
         self.autocast = partial(autocast, device, recipe.precision)
@@ -74,7 +70,7 @@ class Run:
         self.net = build_net(recipe, seed, source)
         self.kind = kind_of(source)
         self.steps = source.steps(recipe.batch)
-        if kernels and (not on_gpu or has_kernels(device)):
+        if self.execution.kernels and (not on_gpu or has_kernels(device)):
             from ...kernels.conv2d import use_fast_convolutions
 
             use_fast_convolutions(self.net)
@@ -82,8 +78,8 @@ class Run:
         layout = torch.contiguous_format if self.sharded else torch.channels_last  # FSDP takes no other
         self.net.to(device=device, memory_format=layout)  # type: ignore[call-overload]
         self.model = wrap(self.net, recipe.parallel, recipe.sync_batchnorm, device) if ranks.several else self.net
-        self.compiled = compiled and self.kind.compiles
-        self.graph = graph and self.kind.captures
+        self.compiled = bool(self.execution.compile) and self.kind.compiles
+        self.graph = bool(self.execution.graph) and self.kind.captures
         plain = self.kind.objective
         self.objective = compiled_for(device, plain) if self.compiled else plain
         self.lr: Tensor | float = torch.tensor(recipe.lr[0], device=device) if on_gpu else recipe.lr[0]
@@ -316,7 +312,7 @@ class Run:
         assert self.opt is not None
         rest = self.autocast, self.sums, self.recipe.clip
         two_passes = self.method.one_pass is None
-        if self.pair and two_passes and self.devices_here == 1 and can_pair(self.opt, self.model):
+        if self.execution.pair and two_passes and self.devices_here == 1 and can_pair(self.opt, self.model):
             parts = self.method, self.opt, self.model, self.kind.objective
             return PairStep(*parts, *rest, side=self._side, compiled=self.compiled)
         eager = self.kind.objective if self.compiled else None

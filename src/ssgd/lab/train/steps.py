@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from ..compilation import compiled_for
 from .kinds import Autocast, Objective
 
 
+@dataclass(eq=False)
 class Step:
     """Forward and backward at every point of the method, then the base's update.
 
@@ -38,30 +40,21 @@ class Step:
     ``eager`` is the objective before it was compiled, which a dry run of one_pass() cannot look into.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        opt: PointOptimizer,
-        model: nn.Module,
-        objective: Objective,
-        autocast: Autocast,
-        sums: Tensor,
-        clip: float | None = None,
-        devices: int = 1,
-        eager: Objective | None = None,
-    ) -> None:
-        self.method = method
-        self.opt = opt
-        self.model = model
-        self.objective = objective
-        self.autocast = autocast
-        self.sums = sums
-        self.clip = clip
-        self.devices = devices
-        self.to_dry_run = eager if method.one_pass is not None else None
-        self.of_first = RunningStatistics(model if devices > 1 else None, "none")
-        self.counters = BatchCounters(model)
-        self.carry: Any = getattr(getattr(model, "module", model), "carry", None)
+    method: Method
+    opt: PointOptimizer
+    model: nn.Module
+    objective: Objective
+    autocast: Autocast
+    sums: Tensor
+    clip: float | None = None
+    devices: int = 1
+    eager: Objective | None = None
+
+    def __post_init__(self) -> None:
+        self.to_dry_run = self.eager if self.method.one_pass is not None else None
+        self.of_first = RunningStatistics(self.model if self.devices > 1 else None, "none")
+        self.counters = BatchCounters(self.model)
+        self.carry: Any = getattr(getattr(self.model, "module", self.model), "carry", None)
 
     def __call__(self, *batch: Tensor) -> None:
         first, *others = self._parts(batch)
@@ -169,6 +162,7 @@ def _share_memory(parameters: Sequence[Tensor]) -> bool:
     return len({*addresses}) < len(addresses)
 
 
+@dataclass(eq=False)
 class PairStep(Step):
     """A Step whose − pass runs on the stream ``side``, forked and joined; in a CUDA graph they become two branches.
 
@@ -179,10 +173,12 @@ class PairStep(Step):
     − pass's, as there, up to rounding.
     """
 
-    def __init__(self, *arguments: Any, side: torch.cuda.Stream | None = None, compiled: bool = False) -> None:
-        super().__init__(*arguments)
-        self.side = side
-        self.objective_at = compiled_for(self.sums.device, objective_at) if compiled else objective_at
+    side: torch.cuda.Stream | None = None
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.objective_at = compiled_for(self.sums.device, objective_at) if self.compiled else objective_at
         norms = [(name, m) for name, m in self.model.named_modules() if isinstance(m, _NormBase)]
         found = {f"{name}.{b}".lstrip("."): (m, t) for name, m in norms for b, t in m.named_buffers(recurse=False)}
         self.statistics = {name: t for name, (_, t) in found.items() if t.is_floating_point()}
