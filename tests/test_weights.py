@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 from torch.testing._internal.two_tensor import TwoTensor
 
 import ssgd
@@ -531,13 +531,35 @@ def test_an_iterator_dropped_late_disturbs_no_other_walk():
     opt.step()
 
 
-def test_freezing_what_was_chosen_is_seen():
-    model = mlp(torch.float32)
-    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.5, perturb=[model[0].weight, model[2].weight])
-    model[0].weight.requires_grad_(False)
-    before = weights(model)
-    with next(opt.points()):
-        assert torch.equal(model[0].weight, before[0]) and not torch.equal(model[2].weight, before[2])
+@pytest.mark.parametrize("way", ["points", "split", "one_pass"])
+@pytest.mark.parametrize("base", [partial(SGD, weight_decay=0.1, momentum=0.9), AdamW], ids=["sgd", "adamw"])
+def test_frozen_weights_that_are_named_get_noise_and_are_not_updated(way, base):
+    """The gradient of what is trained is the mean of those at the frozen weight + n and − n."""
+    model = mlp()
+    x, y = vectors()
+    frozen, trained = model[0].weight, [p for p in model.parameters() if p is not model[0].weight]
+    frozen.requires_grad_(False)
+    opt, other = (SSGD(base(model.parameters(), lr=0.1), 0.5, model=model, perturb=[frozen], seed=3) for _ in "ab")
+    before = frozen.clone()
+    noise = other.both_points()[0][frozen] - before
+    assert noise.norm() == pytest.approx(0.5 * before.norm().item())
+    parts = [(x, y), (x, y)] if way == "points" else list(zip(x.chunk(2), y.chunk(2), strict=True))
+    expected = [torch.zeros_like(p) for p in trained]
+    for sign, (inputs, targets) in zip((1, -1), parts, strict=True):
+        at = {"0.weight": before + sign * noise}
+        loss = F.cross_entropy(torch.func.functional_call(model, at, inputs), targets)
+        expected = [e + g / 2 for e, g in zip(expected, torch.autograd.grad(loss, trained), strict=True)]
+    if way == "one_pass":
+        with opt.one_pass():
+            F.cross_entropy(model(x), y).backward()
+    else:
+        for point, (inputs, targets) in opt.split(x, y) if way == "split" else ((p, (x, y)) for p in opt.points()):
+            with point:
+                F.cross_entropy(model(inputs), targets).backward()
+    for p, gradient in zip(trained, expected, strict=True):
+        torch.testing.assert_close(p.grad, gradient)
+    opt.step()
+    assert torch.equal(frozen, before) and frozen.grad is None
 
 
 @pytest.mark.parametrize("wrap", [partial(NSO, noise=0.1), partial(RWP, noise=0.2), partial(EntropySGD, inner_steps=2)])

@@ -47,9 +47,9 @@ class SSGD(PointOptimizer):
         mode: ``"both"``: every process takes both signs; ``"mirror"``: even ranks take +n, odd ranks −n.
         distribution: ``"sphere"``, ``"sign"``, ``"uniform"``, a :class:`ssgd.Distribution`, or a function
             ``fill(z, generator)``.
-        perturb: the tensors that get noise, such as :func:`ssgd.select` returns. By default every trainable tensor of
-            two or more dimensions in the base's groups, without weight-norm's magnitudes, which only ``model`` tells
-            for sure.
+        perturb: the tensors that get noise, trained or frozen, such as :func:`ssgd.select` returns. By default every
+            trainable tensor of two or more dimensions in the base's groups, without weight-norm's magnitudes, which
+            only ``model`` tells for sure.
         pairs: noise pairs a step.
         bn_stats: what the passes do to batch-norm's running statistics: ``"both"``, ``"once"``, ``"first"``,
             ``"none"``.

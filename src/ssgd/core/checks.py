@@ -132,7 +132,10 @@ def check_chosen(perturb: Iterable[Tensor] | None, parameters: Iterable[Tensor])
     if any(not isinstance(p, Tensor) for p in perturb):
         raise TypeError('perturb is a list of tensors, not of names: select(model, "conv") and the like make one')
     if any(id(p) not in known for p in perturb):
-        raise ValueError("perturb names a tensor that is in none of the base optimizer's parameter groups")
+        raise ValueError(
+            "perturb names a tensor that is in none of the base optimizer's parameter groups: put it into one, whose "
+            "level its noise has; one that is frozen is not updated there"
+        )
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ class NoisePoints(Rule):
 
     def selected(self, opt: PointOptimizer) -> list[Tensor]:
         if self.perturb is not None:
-            return trainable(self.perturb)
+            return self.perturb
         parameters = opt.all_parameters
         if self.every_tensor:
             return trainable(parameters)
