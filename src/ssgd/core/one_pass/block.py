@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iter
                 engine.close()
         if engine is not None:
             engine.check_gradients()
+            engine.add_counts()
             if engine.out:
                 opt.param_groups[0]["without_noise"] = sorted(engine.out)
         passes.finish()
@@ -136,9 +137,14 @@ class OnePass:
         self.pairs = [Pair(self, (name,), two, w) for name, two, w in zip(names, _room(weights), weights, strict=True)]
         self._plain = [w.detach() for w in weights]  # what a dry run reads, where classes do not matter
         self.values = [{pair.w: pair.two[i] for pair in self.pairs} for i in (0, 1)]  # w + n and w − n
-        self.norms: list[Any] = [
-            (name, m, type(m)) for name, m in self.inner.named_modules() if isinstance(m, _BatchNorm)
-        ]
+        noisy = {id(pair.w): pair for pair in self.pairs}
+        self.norms: list[Pair] = []  # the weights of batch-norm layers, noisy or not
+        for name, module in self.inner.named_modules():
+            if isinstance(module, _BatchNorm):
+                own = id(module.weight)
+                pair = noisy[own] if own in noisy else Pair(self, (name,), (None, None))
+                pair.layer = module
+                self.norms.append(pair)
 
     # --- opening and closing ----------------------------------------------------------------------------------------
 
@@ -150,6 +156,7 @@ class OnePass:
         self.batch_norm, self.bn_stats, self.dim, self.strict = batch_norm, bn_stats, dim, strict
         self.signs = None if signs is None else _signs(signs)
         self.block = Block()
+        self._batches: dict[Tensor, int] = {}  # what is to be added to batch-norm layers' counters
         self._counts: set[int] = set()  # of the samples of this block's forwards
         try:
             for module in {id(m): m for m in (self.model, self.inner)}.values():
@@ -157,8 +164,11 @@ class OnePass:
                 module.register_forward_pre_hook(self._arrive, prepend=True, with_kwargs=True)
                 if hasattr(module, "_orig_mod"):
                     module.register_forward_hook(self._depart)
-            for name, module, kind in self.norms:
-                _swap(self._undo, module, by_halves(kind), _one_pass=(self, name))
+            for pair in self.norms:  # then F.batch_norm is given a pair
+                if pair.w is None:
+                    pair.block, pair.two = self.block, (pair.layer.weight,) * 2
+                self._undo.append(partial(pair.layer.__dict__.pop, "weight", None))
+                pair.layer.__dict__["weight"] = pair
             self._before = self._marks()
             for pair in self.pairs:
                 pair.used = False
@@ -193,6 +203,10 @@ class OnePass:
                 "a C++ extension computes with the weight, use split()"
             )
             raise Unserved(past, why)
+
+    def add_counts(self) -> None:
+        if self._batches:
+            torch._foreach_add_(list(self._batches), list(self._batches.values()))
 
     def _marks(self) -> list[Any]:
         return [(id(w.grad), None if w.grad is None else w.grad._version) for w in self.weights]
@@ -400,60 +414,14 @@ class OnePass:
             reasons = "; ".join(dict.fromkeys(new.values()))
             warnings.warn(f"{', '.join(new)}: without noise in one pass, which split() gives. {reasons}", stacklevel=2)
 
-    # --- batch-norm -------------------------------------------------------------------------------------------------
-
-    def normalise(self, name: str, module: Any, forward: Callable[..., Tensor], x: Tensor) -> Tensor:
-        """A batch-norm layer, over each half by itself or over the whole batch."""
-        of_batch = module.training or module.running_mean is None
-        if self.log is not None:  # whose samples' own statistics would mix them
-            self.log.paused = True
-            zeros = x.new_zeros(x.shape[1])
-            ones = zeros + 1
-            if self.sign is None:
-                self.layout(nn.functional.batch_norm, "batch_norm", (name,), [x])
-            self.log.paused = False
-            if of_batch:
-                return nn.functional.batch_norm(x, zeros, ones, module.weight, module.bias)
-        if self.log is not None or self.sign is not None or not of_batch:
-            return forward(x)
-        if self.batch_norm == "batch":
-            return self._each(module, forward, [x])[0]
-        given, _ = self.layout(nn.functional.batch_norm, "batch_norm", (name,), [x])
-        if given[0] != 0:
-            refuse((name,), f"batch-norm of {tuple(x.shape)} has not the samples in its first dimension")
-        return self.join(self._each(module, forward, self.split((name,), x, 0)), 0)
-
-    def _each(self, module: Any, forward: Any, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The layer's output for each part, and its running statistics moved by them as the policy says."""
-        found, results = [], []
-        real = dict(module._buffers) if self.bn_stats != "both" and module.training else {}
-        try:
-            for sign, part in enumerate(parts):
-                self.sign = sign if len(parts) > 1 else None
-                module._buffers.update({k: b if b is None else b.clone() for k, b in real.items()})
-                found.append(forward(part))
-                results.append(dict(module._buffers))
-        finally:
-            self.sign = None
-            module._buffers.update(real)  # which a backward() to come must not find changed, so passes have copies
-        for key, b in real.items() if self.bn_stats != "none" else ():
-            if b is not None:
-                mean = self.bn_stats == "once" and b.is_floating_point()
-                b.detach().copy_(sum(r[key] for r in results) / len(results) if mean else results[0][key])
-        return found
-
-
-@cache
-def by_halves(kind: Any) -> type[_BatchNorm]:
-    """The class that a batch-norm layer has while a block is open."""
-
-    class Halved(kind):  # type: ignore[misc]
-        def forward(self, input: Tensor) -> Any:
-            owner, name = self._one_pass
-            return owner.normalise(name, self, super().forward, input)
-
-    Halved.__name__ = Halved.__qualname__ = kind.__name__
-    return Halved
+    def count(self, layer: Any, more: int) -> None:
+        """A batch-norm layer counts one batch; so many more are to be counted when the block is over."""
+        counter = None if layer is None or not layer.training else layer.num_batches_tracked
+        if more and counter is not None:
+            if torch.compiler.is_compiling():
+                counter.add_(more)
+            else:
+                self._batches[counter] = self._batches.get(counter, 0) + more
 
 
 def innermost(model: nn.Module) -> nn.Module:

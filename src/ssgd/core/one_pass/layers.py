@@ -139,6 +139,42 @@ class Embedding(torch.autograd.Function):
         return None, torch.ops.aten.embedding_dense_backward(g, *ctx.saved_tensors, *ctx.how), None, None, None
 
 
+class BatchNorm(torch.autograd.Function):
+    """Each half by its own statistics. ``weights`` and ``biases`` are what it is scaled by; w and bias get gradients.
+
+    ``gathered`` has for each half the running mean and variance that it moves, or None, and how far.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Any, bias: Any, weights: Any, biases: Any, half: int, gathered: Any, how: Any
+    ) -> Tensor:
+        ctx.sizes, (ctx.eps, ctx.block) = [half, len(x) - half], how
+        first = next(t for t in (w, gathered[0][0], x) if t is not None)
+        kind = first.dtype if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
+        y, statistics = torch.empty_like(x), list[Tensor]()
+        parts = zip(torch.split(x, ctx.sizes), torch.split(y, ctx.sizes), weights, biases, gathered, strict=True)
+        for part, out, v, b, (mean, var, factor) in parts:
+            room = {key: x.new_empty(x.shape[1], dtype=kind) for key in ("save_mean", "save_invstd")}
+            torch.ops.aten.native_batch_norm.out(part, v, b, mean, var, True, factor, ctx.eps, out=out, **room)
+            statistics += room.values()
+        ctx.save_for_backward(x, *weights, *statistics)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        check_backward(ctx)
+        (x, *weights, mean, invstd, mean_2, invstd_2), wanted = ctx.saved_tensors, list(ctx.needs_input_grad[:3])
+        back, statistics = torch.ops.aten.native_batch_norm_backward, ((mean, invstd), (mean_2, invstd_2))
+        parts = zip(torch.split(g, ctx.sizes), torch.split(x, ctx.sizes), weights, statistics, strict=True)
+        halves = [back(g, x, v, None, None, *found, True, ctx.eps, wanted) for g, x, v, found in parts]
+        dx, *scales = zip(*halves, strict=True)
+        there = [both for both, want in zip(scales, wanted[1:], strict=True) if want]
+        sums = iter(torch._foreach_add(*map(list, zip(*there, strict=True))) if there else ())
+        dw, db = (next(sums) if want else None for want in wanted[1:])
+        return torch.cat(dx) if wanted[0] else None, dw, db, None, None, None, None, None
+
+
 class Half(torch.autograd.Function):
     """w + n or w − n as a tensor whose gradient is w's."""
 
@@ -205,6 +241,54 @@ def embedding(half: int, *args: Any, **kwargs: Any) -> Any:
     return Embedding.apply(given["input"], weight.w, weight.two, half, padding)  # type: ignore[no-untyped-call]
 
 
+def batch_norm(
+    half: int,
+    x: Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """A layer's, whose weight is a pair also where it gets no noise."""
+    owner, layer, mean, var = weight.owner, weight.layer, running_mean, running_var
+    if not training or layer is None:
+        return None
+    w, weights = (weight.w, weight.two.unbind()) if weight.w is not None else (weight.two[0], weight.two)
+    b, biases = (bias, (bias, bias)) if bias is None or isinstance(bias, Tensor) else (bias.w, bias.two.unbind())
+    first: Any = (None, None, momentum)
+    second, policy = first, owner.bn_stats
+    if mean is not None and policy != "none":
+        first = mean, var, momentum
+        if policy == "once":
+            first, second = ((mean.clone(), var.clone(), momentum) for _ in range(2))
+        elif policy == "both":
+            second = mean, var, momentum if layer.momentum is not None else momentum / (1 + momentum)
+    if torch.compiler.is_compiling():
+        halves = []
+        for i, (part, moved) in enumerate(zip(torch.split(x, [half, len(x) - half]), (first, second), strict=True)):
+            scaled = weight.value(i), bias if bias is b else bias.value(i)
+            halves.append(F.batch_norm(part, moved[0], moved[1], *scaled, True, moved[2], eps))
+        y = torch.cat(halves)
+    else:
+        y = BatchNorm.apply(x, w, b, weights, biases, half, (first, second), (eps, owner.block))  # type: ignore[no-untyped-call]
+    if mean is not None and policy == "once":
+        with torch.no_grad():
+            mean.copy_(first[0].lerp(second[0], 0.5)), var.copy_(first[1].lerp(second[1], 0.5))
+    owner.count(layer, {"both": 1, "none": -1}.get(policy, 0))
+    return y
+
+
+def frozen(x: Tensor, running_mean: Any, running_var: Any, training: bool, **scaling: Any) -> Any:
+    """Batch-norm in a dry run, where the statistics of a few samples would mix them."""
+    if running_mean is None:
+        running_mean = x.new_zeros(x.shape[1])
+        running_var = running_mean + 1
+    return F.batch_norm(x, running_mean, running_var, **scaling)
+
+
 def options_of_embedding(args: Any, kwargs: Any) -> dict[str, Any]:
     """F.embedding's arguments by name, without those that write to the table or give sparse gradients."""
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
@@ -229,7 +313,7 @@ def cast(x: Tensor, weight: Any, bias: Any) -> tuple[Tensor, Tensor, Tensor | No
     return x.to(dtype), weight.cast(dtype), plain, biases
 
 
-FAST: dict[Any, tuple[Callable[..., Any], int]] = {  # and which of its arguments has the samples; the weight comes next
+FAST: dict[Any, tuple[Callable[..., Any], int]] = {  # and which of its arguments has the samples
     F.linear: (linear, 0),
     F.embedding: (embedding, 0),
     torch.addmm: (addmm, 1),
@@ -237,5 +321,6 @@ FAST: dict[Any, tuple[Callable[..., Any], int]] = {  # and which of its argument
     **dict.fromkeys(
         (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), (partial(convolution, back=True), 0)
     ),
+    F.batch_norm: (batch_norm, 0),
     **dict.fromkeys((torch.matmul, Tensor.matmul, torch.mm, Tensor.mm), (matmul, 0)),
 }

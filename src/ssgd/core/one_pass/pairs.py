@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
-from .layers import FAST, Half, Unserved, options_of_embedding, refuse
+from .layers import FAST, Half, Unserved, frozen, options_of_embedding, refuse
 
 if TYPE_CHECKING:
     from .block import OnePass
@@ -39,6 +39,7 @@ class Pair:
     ) -> None:
         self.owner, self.origin, self.two, self.w, self.turned = owner, origin, two, w, turned
         self.block = owner.block
+        self.layer: Any = None  # the batch-norm whose weight it is
         self.used = False  # in this block
         self._cast: tuple[Any, ...] = ()
 
@@ -58,6 +59,8 @@ class Pair:
 
     @property
     def shape(self) -> torch.Size:
+        if self.two[0] is None:  # of a batch-norm without a weight
+            return torch.Size()
         shape = self.two[0].shape if self.w is None else self.two.shape[1:]
         return torch.Size([*shape[:-2], shape[-1], shape[-2]]) if self.turned else shape
 
@@ -206,8 +209,12 @@ def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
     names = tuple(sorted({name for a in pairs for name in a.origin}))
     if not compiling:
         _check_place(owner, pairs, names, f)
+    if f is F.batch_norm:
+        names_of = ("running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+        args, kwargs = args[:1], {**dict(zip(names_of, args[1:], strict=False)), **kwargs}
+    run = frozen if f is F.batch_norm and owner.log is not None else f
     if owner.sign is not None:
-        return at(owner.sign, f, args, kwargs)
+        return at(owner.sign, run, args, kwargs)
     first, title, writes = args[0] if type(args[0]) is Pair else None, title_of(f), f in IN_PLACE
     if f in UNSAFE or kwargs.get("out") is not None:
         what = UNSAFE.get(f, f"{title} with out=")
@@ -226,16 +233,20 @@ def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
         refuse(names, f"{title} writes to a noisy weight: write before the block")
     if f is F.embedding:
         options_of_embedding(args, kwargs)
-    if owner.log is None and f is F.batch_norm and owner.batch_norm == "batch":
-        return _batch_norm(owner, names, *args, **kwargs)
+    if f is F.batch_norm and owner.log is None:
+        whole = at(0, f, args, kwargs) if not kwargs["training"] and len(pairs) == 1 and pairs[0].w is None else None
+        if kwargs["training"] and owner.batch_norm == "batch":
+            whole = _over_batch(owner, names, *args, **kwargs)
+        if whole is not None:
+            return whole
     meets_loss = f in ADDED and len(found) == 2 and all(a.dim() == 0 for a in found)
     if meets_loss and any(type(a) is not Pair and a.requires_grad for a in found):  # a number from here
         args, kwargs = mapped(lambda a: a.weighted() if type(a) is Pair else a, (args, kwargs))
         return f(*args, **kwargs)
     given, returned = owner.layout(f, title, names, found)
-    y = _fast(owner, names, f, args, kwargs, found, given)
+    y = _fast(owner, names, f, args, kwargs, found, given) if run is f else None
     if owner.log is not None:
-        kind = "pair" if y is None else "fast"
+        kind = "pair" if y is None and run is f else "fast"
         owner.kinds.update({name: max(kind, owner.kinds.get(name, "")) for name in names})
     if y is not None:
         if key and owner.log is None:
@@ -244,7 +255,7 @@ def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
     if f in LIKE or all(g is None for g, a in zip(given, found, strict=True) if type(a) is not Pair):
         if writes and first is None:
             refuse(names, f"{title} writes both values of a noisy weight into one tensor")
-        return _joined(owner, names, title, at(0, f, args, kwargs), at(1, f, args, kwargs))
+        return _joined(owner, names, title, at(0, run, args, kwargs), at(1, run, args, kwargs))
     if "?" in given or "?" in returned or None in returned:
         refuse(
             names,
@@ -253,7 +264,7 @@ def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
         )
     if f is T.__setitem__ or (writes and (first is not None or owner.order is not None)):
         refuse(names, f"{title} with samples is not served: use split()")
-    return _by_halves(owner, names, f, args, kwargs, list(zip(found, given, strict=True)), returned)
+    return _by_halves(owner, names, run, args, kwargs, list(zip(found, given, strict=True)), returned)
 
 
 def _check_place(owner: OnePass, pairs: Sequence[Pair], names: tuple[str, ...], f: Any) -> None:
@@ -270,9 +281,11 @@ def _fast(owner: OnePass, names: Any, f: Any, args: Any, kwargs: Any, found: lis
     fast, at_x = FAST.get(f, (None, 0))
     if fast is None or len(found) <= at_x + 1 or given[at_x] != 0:
         return None
-    x, weight = found[at_x : at_x + 2]
+    x, weight = found[at_x], kwargs["weight"] if f is F.batch_norm else found[at_x + 1]
     others = [(a, g) for a, g in zip(found, given, strict=True) if a is not x and a is not weight]
-    if type(x) is Pair or type(weight) is not Pair or weight.w is None or weight.two.is_complex():
+    if type(x) is Pair or type(weight) is not Pair:
+        return None
+    if weight.layer is None and (weight.w is None or weight.two.is_complex()):
         return None
     if any(g is not None or (type(a) is Pair and (a.w is None or a.two.dim() != 2)) for a, g in others):
         return None
@@ -327,19 +340,16 @@ def _joined(owner: OnePass, names: tuple[str, ...], title: str, plus: Any, minus
     return plus
 
 
-def _batch_norm(
-    owner: OnePass,
-    names: Any,
-    x: Tensor,
-    mean: Any,
-    var: Any,
-    weight: Any = None,
-    bias: Any = None,
-    *rest: Any,
-    **how: Any,
+def _over_batch(
+    owner: OnePass, names: Any, x: Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any, **how: Any
 ) -> Tensor:
-    """Over the whole batch, with a noisy weight or bias."""
-    parts = owner.split(names, F.batch_norm(x, mean, var, None, None, *rest, **how), 0)
+    """Batch-norm over the whole batch, scaled by halves where its weight or bias is noisy."""
+    if owner.bn_stats == "none":
+        running_mean = running_var = None
+        owner.count(weight.layer, -1)
+    if weight.w is None and type(bias) is not Pair:
+        return F.batch_norm(x, running_mean, running_var, weight.two[0], bias, **how)
+    parts = owner.split(names, F.batch_norm(x, running_mean, running_var, None, None, **how), 0)
     for a, op in ((weight, torch.mul), (bias, torch.add)):
         if a is not None:
             values = [(a.value(sign) if type(a) is Pair else a).view(-1, *[1] * (x.dim() - 2)) for sign in (0, 1)]
