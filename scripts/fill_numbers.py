@@ -1,27 +1,38 @@
-"""Fills the numbers of README and docs in from the rows under results/: ``python scripts/fill_numbers.py``.
+"""Fills the numbers of README and docs in from results/ and benchmarks/results/: ``python scripts/fill_numbers.py``.
 
 A number stands between ``<!-- n: KEY -->`` and ``<!-- /n -->``. A key is a figure and the names of recipes, as in
 ``gain equal_cost/cifar100/resnet20/split-0.15 equal_cost/cifar100/resnet20/base``; ``c100/`` and ``c10/`` are short for
-the first parts of such names. A table whose rows are trainings follows ``<!-- rows: FOLDER FIGURE … -->``: the folder
-and the row's first word, looked up in LABELS, name the recipe, and each figure fills a column; ``-`` leaves one as it
-is. Other tables stand behind ``<!-- table: NAME -->`` and are made by the function of that name.
+the first parts of such names. Or a key is a file of benchmarks/results/ and the name of its row: the number keeps the
+decimals that stand there.
 
-Figures: ``mean`` (± the standard deviation over seeds), ``seeds`` (each of them), ``count``, ``passes``, ``cost``
-(passes ÷ those of the first row). Over the second recipe, seed by seed: ``gain``, ``lead`` (without its sign),
+Tables are filled in three ways. ``<!-- rows: FOLDER NAME … : FIGURE … -->`` names the recipe of each row and the figure
+of each column; ``-`` leaves a column as it is. ``<!-- bench: FILE NAME … -->`` names the benchmark of each number
+behind the first column, in reading order; with ``{}`` in a name, the names are those of one row and ``{}`` is its first
+column. ``<!-- table: NAME -->`` is made by the function of that name.
+
+Figures: ``mean`` (± the standard deviation over seeds), ``seeds`` (each of them), ``count``, ``passes``, ``epochs``,
+``cost`` (passes ÷ those of the first row). Over the second recipe, seed by seed: ``gain``, ``lead`` (without its sign),
 ``points`` (without its spread too), ``interval`` (95 % of it). With batch-norm's statistics gathered again: ``again``;
-``own`` and ``more`` are the mean without that over the same seeds, and what it brings. ``!`` behind a figure takes its
+``own`` and ``more`` are the mean without that over the same seeds, and what it brings. ``paper`` and ``papers-gain``
+are the paper's own, ``epoch`` the seconds of the fastest epoch. ``!`` behind a figure takes its
 spread off, behind ``:`` stands another metric than the recipe's own, behind ``@`` the only seeds that count.
-``counted`` and ``gains`` are the sentences at the top of the page.
+``counted`` and ``gains`` are the sentences at the top of the page of results.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
 
+import numpy as np
+
+from ssgd import paper_level
 from ssgd.lab.experiments import Results, experiments
 from ssgd.lab.experiments.cells import AGAIN, Cell
 from ssgd.lab.experiments.rows import Row
@@ -39,40 +50,13 @@ SHORT = {
     "B/": "ablations/B/5e-4/",
     "A-2e-4/": "ablations/A/2e-4/",
 }
-LABELS = {  # the last part of a recipe's name, by what a table calls it
-    "SGD": "base",
-    "SGD, 50 epochs": "base",
-    "SGD, 90 epochs": "base",
-    "SGD, 180 epochs": "base-2x",
-    "Adam, 45 epochs": "base",
-    "Adam, 36 epochs": "base",
-    "Adam, 90 epochs": "base-2x",
-    "Adam, 72 epochs": "base-2x",
-    "both signs, 45 epochs": "both",
-    "both signs, 36 epochs": "both",
-    "both signs, 50 epochs": "both",
-    "both signs, 90 epochs": "both",
-    "both signs, 23 epochs": "both-half",
-    "both signs, 18 epochs": "both-half",
-    "both signs, 40 epochs": "both-half",
-    "SGD(29)+S-SGD(26)": "both",
-    "SGD(29)+split(26)": "split",
-    "SGD(29)+S-SGD(13)": "both-half",
-    "both signs, level 0.29": "both-0.29",
-    "both signs in the last 50 of 125 epochs": "75-25S-25S-both-0.29",
-    "both signs in the last 25 of 150 epochs": "75-50-25S-both-0.29",
-    "SGD on the batch in halves, no noise": "halves",
-    "split, level 0.15": "split-0.15",
-    "split in the last 100 epochs": "75-50S-50S-split-0.15",
-    "SAM, ρ 0.05": "sam-0.05",
-    "SAM in the last 25 of 150 epochs": "75-50-25S-sam-0.05",
-    "ASAM, ρ 0.5": "asam-0.5",
-    "SGD in twice the epochs": "base-2x",
-}
-LENGTHS = {"both signs, 45 epochs": {"tiny-imagenet10": "both-half"}}  # the same words for two lengths
+KNOWN = {"mean", "again", "own", "more", "seeds", "count", "passes", "epochs", "cost", "paper", "papers-gain", "epoch"}
+KNOWN |= {"gain", "lead", "points", "interval", "differences"}
 MARK = re.compile(r"(<!-- n: (.+?) -->)(.*?)(<!-- /n -->)", re.DOTALL)
-ROWS = re.compile(r"(<!-- rows: (\S+) (.+?) -->\n+)((?:\|.*\n)+)")
+ROWS = re.compile(r"(<!-- rows: (\S+) (.+?) : (.+?) -->\n+)((?:\|.*\n)+)")
+BENCH = re.compile(r"(<!-- bench: (\S+) (.+?) -->\n+)((?:\|.*\n)+)")
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n+)((?:\|.*\n)+)")
+NUMBER = re.compile(r"\d+(?:\.(\d+))?|–")  # or what was not measured
 
 
 @cache
@@ -81,20 +65,40 @@ def results() -> Results:
 
 
 @cache
+def benchmark(file: str) -> dict[str, dict[str, Any]]:
+    """Returns the rows of a file of benchmarks/results/ by name."""
+    return {row["name"]: row for row in json.loads((ROOT / "benchmarks" / "results" / file).read_text())["rows"]}
+
+
+@cache
 def cells() -> dict[str, Cell]:
-    return {cell.name: cell for one in experiments() for cell in (*one.cells, *one.also)}
+    """Returns a cell for each name: rather one of test data, of the paper, in the experiment that it is named for."""
+    known: dict[str, Cell] = {}
+    every = [(one.name, cell) for one in experiments() for cell in (*one.cells, *one.also)]
+    worth = {id(c): (c.metric.startswith("test"), c.paper is not None, c.name.startswith(f"{e}/")) for e, c in every}
+    for _, cell in sorted(every, key=lambda pair: worth[id(pair[1])], reverse=True):
+        known.setdefault(cell.name, cell)
+    return known
 
 
 def rows_of(name: str, seeds: str = "") -> dict[int, Row]:
-    """Returns the rows of a recipe by seed; of those of equal_cost seed 0 is left out, with which levels were tuned."""
+    """Returns the rows of a recipe by seed; of those of equal_cost seed 0 is left out, with which levels were tuned.
+
+    A training that belongs to no experiment is found by the name of its rows.
+    """
     cell = _cell(name)
-    found = results().of(cell, cell.name.startswith(("equal_cost", "other_tasks", "ablations")))
+    if cell is None:
+        found = {row.seed: row for row in results().rows if row["experiment"] == name}
+        if not found:
+            raise KeyError(name)
+    else:
+        found = results().of(cell, cell.name.startswith(("equal_cost", "other_tasks", "ablations")))
     return {seed: row for seed, row in found.items() if not seeds or str(seed) in seeds.split(",")}
 
 
-def _cell(name: str) -> Cell:
+def _cell(name: str) -> Cell | None:
     found = next((full + name.removeprefix(short) for short, full in SHORT.items() if name.startswith(short)), name)
-    return cells()[found]
+    return cells().get(found)
 
 
 def told(figure: str, name: str = "", base: str = "", first: str = "") -> str:
@@ -106,13 +110,23 @@ def told(figure: str, name: str = "", base: str = "", first: str = "") -> str:
         return told(figure[:-1], name, base, first).partition(" ±")[0]
     figure, _, seeds = figure.partition("@")
     figure, _, metric = figure.partition(":")
-    rows = rows_of(name, seeds)
+    if figure not in KNOWN:
+        raise ValueError(f"there is no figure {figure!r}")
+    if figure == "epoch":
+        every = json.loads((ROOT / "results" / "large-lstm-epochs.json").read_text())["rows"]
+        return next(f"{row['fastest_s']:.1f}" for row in every if row["experiment"] == name)
+    rows, cell = rows_of(name, seeds), _cell(name)
+    if figure in ("paper", "papers-gain"):
+        assert cell is not None and cell.paper is not None
+        return f"{cell.paper if figure == 'paper' else cell.gain:.2f}"
     if not rows:
         return ""
-    metric = metric or _cell(name).metric
-    ours = figures(rows, AGAIN if figure == "again" else metric)
     row = next(iter(rows.values()))
+    metric = metric or (cell.metric if cell else "test_perplexity" if "test_perplexity" in row else "test_accuracy")
+    ours = figures(rows, AGAIN if figure == "again" else metric)
     if figure in ("mean", "again"):
+        if not ours:
+            return ""
         found = sample(ours.values())
         return f"{found.mean:.2f}" + (f" ± {found.sd:.2f}" if found.count > 1 else "")
     if figure == "own":
@@ -146,35 +160,70 @@ def told(figure: str, name: str = "", base: str = "", first: str = "") -> str:
         return f"{abs(found.mean):.2f} ± {found.sd:.2f}"
     if figure == "interval":
         return f"{signed(found.low)} to {signed(found.high)}"
-    if figure == "gain":
-        return signed(found.mean) + (f" ± {found.sd:.2f}" if found.count > 1 else "")
-    raise ValueError(f"there is no figure {figure!r}")
+    return signed(found.mean) + (f" ± {found.sd:.2f}" if found.count > 1 else "")
 
 
 def filled(text: str) -> str:
-    """Returns a page with its numbers as the rows have them."""
-    text = MARK.sub(lambda m: f"{m[1]}{told(*m[2].split())}{m[4]}", text)
-    text = ROWS.sub(lambda m: m[1] + _rows(m[2], m[3].split(), m[4].splitlines()), text)
+    """Returns a page with its numbers as the rows and the benchmarks have them."""
+    text = MARK.sub(lambda m: f"{m[1]}{_number(m[2].split(), m[3])}{m[4]}", text)
+    text = ROWS.sub(lambda m: m[1] + _rows(m[2], m[3].split(), m[4].split(), m[5].splitlines()), text)
+    text = BENCH.sub(lambda m: m[1] + _bench(m[2], m[3].split(), m[4].splitlines()), text)
     return TABLE.sub(lambda m: m[1] + _table(TABLES[m[2]](), m[3].splitlines()[:2]), text)
 
 
-def _rows(folder: str, wanted: list[str], lines: list[str]) -> str:
-    head, rule, *body = lines
-    done, first = [head, rule], ""
-    for line in body:
-        label, *known = (part.strip() for part in line.strip("|").split("|"))
-        plain = label.replace("`", "").replace("split's noise with one sign for all", "one-sided")
-        last = LENGTHS.get(plain, {}).get(folder.rpartition("/")[2]) or LABELS.get(plain)
-        last = last or ("split" if plain.startswith("split") else "one-sided" if plain.startswith("one-s") else plain)
-        name = f"{folder}/{last}"
-        first = first or name
-        values = [old if one == "-" else told(one, name, first, first) for one, old in zip(wanted, known, strict=True)]
+def _number(key: list[str], known: str) -> str:
+    if not key[0].endswith(".json"):
+        return told(*key)
+    return NUMBER.sub(lambda m: _measured(*key, m), known)
+
+
+def _measured(file: str, name: str, known: re.Match[str]) -> str:
+    """Returns a benchmark's value, or behind ``.spread`` its spread, with as many decimals as stand there."""
+    name, _, key = name.partition(".")
+    return f"{benchmark(file)[name][key or 'value']:.{len(known[1] or '')}f}"
+
+
+def _rows(folder: str, names: list[str], wanted: list[str], lines: list[str]) -> str:
+    done, first = lines[:2], f"{folder}/{names[0]}"
+    for name, line in zip(names, lines[2:], strict=True):
+        label, *known = _parts(line)
+        own = f"{folder}/{name}"
+        values = [old if one == "-" else told(one, own, first, first) for one, old in zip(wanted, known, strict=True)]
         done.append("| " + " | ".join([label, *values]) + " |")
     return "\n".join(done) + "\n"
 
 
+def _bench(file: str, names: list[str], lines: list[str]) -> str:
+    """Fills the numbers behind the first column, one after the other."""
+    of_each = any("{}" in name for name in names)
+    done, left = lines[:2], iter(names)
+    for line in lines[2:]:
+        label, *known = _parts(line)
+        if of_each:
+            left = iter(name.replace("{}", label.strip("`")) for name in names)
+        done.append("| " + " | ".join([label, *(_cell_filled(file, part, left) for part in known)]) + " |")
+        assert not (of_each and list(left)), f"{file}: {label} has fewer numbers than names"
+    assert not list(left), f"{file}: a table has fewer numbers than names"
+    return "\n".join(done) + "\n"
+
+
+def _cell_filled(file: str, text: str, left: Iterator[str]) -> str:
+    def value(known: re.Match[str]) -> str:
+        name = next(left)
+        return known[0] if name == "-" or known[0] == "–" else _measured(file, name, known)
+
+    return NUMBER.sub(value, text)
+
+
+def _parts(line: str) -> list[str]:
+    return [part.strip() for part in line.strip("|").split("|")]
+
+
 def _table(rows: list[list[str]], head: list[str]) -> str:
     return "\n".join([*head, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+# --- the paper's numbers ----------------------------------------------------------------------------------------------
 
 
 @cache
@@ -202,38 +251,6 @@ def _cell_told(one: Outcome) -> str:
     return f"{one.cell.row}, {one.cell.column} ({len(one.ours)})"
 
 
-def ablations() -> list[list[str]]:
-    found = []
-    for net, decay in (("A", "5e-4"), ("A", "2e-4"), ("B", "5e-4"), ("B", "2e-4")):
-        base, both, split = (f"ablations/{net}/{decay}/{label}" for label in ("base", "both-0.29", "split-0.15"))
-        row = [f"{net}, {decay}", told("seeds@1,2,3", base)]
-        for name in (both, split):
-            row += [told("seeds@1,2,3", name), told("differences@1,2,3", name, base)]
-        found.append([*row, told("seeds:train_accuracy@1,2,3", base)])
-    paper, train = targets()["table2_cifar"]["ResNet20"], targets()["fig7_surface"]["train"]["SGD_f"]
-    sgd, both_signs = paper["SGD"][1], paper["S-SGD (0.5)"][1]
-    last = [f"{sgd:.2f}", f"{both_signs:.2f}", signed(both_signs - sgd), "", "", f"{train:.2f}"]
-    return [*found, ["the paper", *last]]
-
-
-def units() -> list[list[str]]:
-    levels = {"0.1": "0.058", "0.3": "0.17", "0.5": "0.29", "0.7": "0.4", "1": "0.58"}
-    curve = {f"{point['level']:g}": point["mean"] for point in targets()["fig3_noise_level"]["curves"]["S-SGD"]}
-    uniform = [f"noise_units/uniform/{ratio}" for ratio in levels.values()]
-    sphere = [f"noise_units/sphere/{a}" for a in levels]
-    some = "@1,2,3"
-    return [
-        ["the paper, five seeds", *(f"{curve[a]:.2f}" for a in levels)],
-        ["`uniform`, a ratio of a/√3", *(told(f"mean{some}", name) for name in uniform)],
-        ["− SGD's, seed by seed", *(told(f"gain{some}", name, "noise_units/base") for name in uniform)],
-        [
-            "with batch-norm's statistics gathered again",
-            *(told("again", name).partition(" ")[0] for name in uniform),
-        ],
-        ["`sphere`, a ratio of a", *(told(f"mean{some}", name) for name in sphere)],
-    ]
-
-
 def large_batches() -> list[list[str]]:
     paper = targets()["fig5_large_batch"]["accuracy_by_batch"]
     found = []
@@ -250,6 +267,188 @@ def large_batches() -> list[list[str]]:
     return found
 
 
+def spectra() -> list[list[str]]:
+    """Returns the ends of the Hessians' spectra, and the trace over its probes with its standard error."""
+    found = []
+    for label, name in (("SGD", "base"), ("both signs, 0.29", "both")):
+        file = ROOT / "results" / "figA6" / f"{name}.npz"
+        parts, about = np.load(file), json.loads(file.with_suffix(".json").read_text())
+        values, traces = parts["values"], (parts["values"] * parts["weights"]).sum(1) * about["parameters"]
+        largest = ", ".join(f"{value:.1f}" for value in np.sort(values.max(0))[:-9:-1])
+        error = stdev(traces) / len(traces) ** 0.5
+        found.append([label, largest, f"−{-values.min():.2f}", f"{traces.mean():.0f} ± {error:.0f}"])
+    return found
+
+
+# --- the gap to the paper ---------------------------------------------------------------------------------------------
+
+
+def ablations() -> list[list[str]]:
+    found = []
+    for net, decay in (("A", "5e-4"), ("A", "2e-4"), ("B", "5e-4"), ("B", "2e-4")):
+        base, both, split = (f"ablations/{net}/{decay}/{label}" for label in ("base", "both-0.29", "split-0.15"))
+        row = [f"{net}, {decay}", told("seeds@1,2,3", base)]
+        for name in (both, split):
+            row += [told("seeds@1,2,3", name), told("differences@1,2,3", name, base)]
+        found.append([*row, told("seeds:train_accuracy@1,2,3", base)])
+    paper, train = targets()["table2_cifar"]["ResNet20"], targets()["fig7_surface"]["train"]["SGD_f"]
+    sgd, both_signs = paper["SGD"][1], paper["S-SGD (0.5)"][1]
+    last = [f"{sgd:.2f}", f"{both_signs:.2f}", signed(both_signs - sgd), "", "", f"{train:.2f}"]
+    return [*found, ["the paper", *last]]
+
+
+PHASES = {  # when both signs come: our recipe, our SGD, and the paper's accuracies of both
+    "in all 175 epochs": ("c100/both-0.29", "c100/base", "75-50-50S"),
+    "in the last 25 of 150": ("c100/75-50-25S-both-0.29", "c100/base", "75-50-25S"),
+    "in the last 50 of 125": ("c100/75-25S-25S-both-0.29", "c100/base", "75-25S-25S"),
+    "from epoch 76 to 100 of 150": ("c100/75-25S-50-both-0.29", "c100/base", "75-25S-50"),
+    "in all 87": ("c100/37S-25S-25S-both-0.29", "c100/base", "37S-25S-25S"),
+    "in the last 50 of 175": ("fig7/both", "fig7/base-f", "figure 7"),
+}
+
+
+def papers_phases(key: str) -> tuple[float, float]:
+    """Returns the paper's SGD and both signs of one of PHASES."""
+    if key == "figure 7":
+        theirs = targets()["fig7_surface"]["test"]
+        return theirs["SGD_f"], theirs["S-SGD"]
+    if key == "75-50-50S":
+        theirs = targets()["table2_cifar"]["ResNet20"]
+        return theirs["SGD"][1], theirs["S-SGD (0.5)"][1]
+    rows = targets()["table1_equal_compute"]["rows"]
+    return rows["75-50-50"]["CIFAR-100"], rows[key]["CIFAR-100"]
+
+
+def phases() -> list[list[str]]:
+    found = []
+    for label, (name, base, key) in PHASES.items():
+        sgd, both = papers_phases(key)
+        ours = [told("mean", name), told("count", name), told("gain!", name, base)]
+        found.append([label, *ours, f"{both:.2f}", signed(both - sgd)])
+    return found
+
+
+COURSES = {  # SGD's first epochs at the rate 0.1
+    "weight decay 5e-4": "course/resnet20",
+    "5e-4, with TensorFlow's default memory": "course/resnet20-tf",
+    "5e-4, statistics gathered again": "course/anew",
+    "2e-4": "course/2e-4",
+}
+
+
+def papers_curves(method: str, part: str = "epochs_0_90") -> np.ndarray:
+    """Returns the paper's test accuracy of figure 4, by run and epoch."""
+    return np.array(targets()["fig4_convergence"]["curves"][part][method])
+
+
+def course(name: str) -> np.ndarray:
+    """Returns the test accuracy after each epoch of seed 0."""
+    return np.array(rows_of(name)[0].curve("test"), float)
+
+
+def first_epochs() -> list[list[str]]:
+    every = {"the paper's SGD, five runs": papers_curves("SGD"), **{k: course(v)[None] for k, v in COURSES.items()}}
+    return [
+        [
+            label,
+            f"{runs[:, 5:15].mean():.1f}",
+            f"{runs[:, 15:25].mean():.1f}",
+            f"{runs[:, 15:25].std(1, ddof=1).mean():.1f}",
+        ]
+        for label, runs in every.items()
+    ]
+
+
+def courses() -> list[list[str]]:
+    found = []
+    for label, key, name in (("SGD", "SGD", "base"), ("both signs", "S-SGD", "both-0.29")):
+        early, late = papers_curves(key)[:, 40:75], papers_curves(key, "epochs_100_175")[:, :25]
+        ours = course(f"table2/cifar10/resnet20/{name}")
+        found.append([f"{label}, the paper", f"{early.mean():.1f}", f"{late.mean():.1f}"])
+        found.append([f"{label}, ours", f"{ours[40:75].mean():.1f}", f"{ours[100:125].mean():.1f}"])
+    return found
+
+
+# --- the level, the minimum, other tasks, the baseline ----------------------------------------------------------------
+
+LEVELS = {"0.1": "0.058", "0.3": "0.17", "0.5": "0.29", "0.7": "0.4", "1": "0.58"}  # the paper's unit, and the ratio
+
+
+def paper_levels() -> list[list[str]]:
+    return [["level, ‖n‖ / ‖w‖", *(f"{paper_level(a):.3f}" for a in (0.1, 0.25, 0.4, 0.5, 0.7, 1.0))]]
+
+
+def units() -> list[list[str]]:
+    curve = {f"{point['level']:g}": point["mean"] for point in targets()["fig3_noise_level"]["curves"]["S-SGD"]}
+    uniform = [f"noise_units/uniform/{ratio}" for ratio in LEVELS.values()]
+    sphere = [f"noise_units/sphere/{a}" for a in LEVELS]
+    some = "@1,2,3"
+    return [
+        ["the paper, five seeds", *(f"{curve[a]:.2f}" for a in LEVELS)],
+        ["`uniform`, a ratio of a/√3", *(told(f"mean{some}", name) for name in uniform)],
+        ["− SGD's, seed by seed", *(told(f"gain{some}", name, "noise_units/base") for name in uniform)],
+        [
+            "with batch-norm's statistics gathered again",
+            *(told("again", name).partition(" ")[0] for name in uniform),
+        ],
+        ["`sphere`, a ratio of a", *(told(f"mean{some}", name) for name in sphere)],
+    ]
+
+
+def find_level() -> list[list[str]]:
+    found = []
+    for row in benchmark("find-level-cpu.json").values():
+        detail = row["detail"]
+        curve = {level: mean(one[level] for one in detail["curves"]) for level in detail["curves"][0]}
+        best = max(curve, key=lambda level: curve[level])
+        ours = [f"{mean(detail['suggestions']):.2f}", *(f"{value:.2f}" for value in curve.values())]
+        found.append([row["name"], *ours, f"{mean(detail['at_suggestion']):.2f}", best])
+    return found
+
+
+SHARP = {  # how a solution was trained, by what results/sharpness.json calls it
+    "SGD": "base",
+    "halves without noise": "halves",
+    "`split`, 0.15, from epoch 76 on": "late split",
+    "`split`, 0.15": "split",
+    "SAM, ρ 0.05, seeds 1 to 3": "sam",
+    "both signs, 0.29, in the last 25 epochs": "last both",
+    "both signs, 0.29": "both",
+}
+
+
+@cache
+def sharp(method: str, figure: str) -> list[float]:
+    """Returns a figure of the solutions of a method, by seed."""
+    rows = json.loads((ROOT / "results" / "sharpness.json").read_text())["rows"]
+    return [row[figure] for row in rows if row["method"] == method]
+
+
+def sharpness() -> list[list[str]]:
+    decimals = {"test_accuracy": 2, "loss": 3, "excess": 2, "sam": 3, "keskar": 0}
+    found = []
+    for label, method in SHARP.items():
+        kept = {figure: sharp(method, figure) for figure in decimals}
+        cells = [f"{mean(v):.{decimals[k]}f} ± {stdev(v):.{decimals[k]}f}" for k, v in kept.items()]
+        found.append([label, *cells])
+    return found
+
+
+def between(shares: np.ndarray, apart: bool) -> np.ndarray:
+    """Returns the test error, %, on the line from SGD's solution (share 0) to that of both signs (share 1).
+
+    Of solutions trained apart it was measured on the line, of those with a common start on figure 7's plane.
+    """
+    if apart:
+        line = np.load(ROOT / "results" / "apart" / "line.npz")
+        return np.interp(shares, line["x"], line["errors"][1])
+    plane = np.load(ROOT / "results" / "fig7" / "plane.npz")
+    (x0, y0), (x1, y1) = plane["anchors"][1:]
+    x, y = x0 + shares * (x1 - x0), y0 + shares * (y1 - y0)
+    rows = np.array([np.interp(x, plane["x"], row) for row in plane["errors"][1].T])  # one for each y of the grid
+    return np.array([np.interp(y[i], plane["y"], rows[:, i]) for i in range(len(shares))])
+
+
 def tasks() -> list[list[str]]:
     names = {
         "ptb-large": "Penn Treebank, large LSTM, perplexity, one seed",
@@ -263,38 +462,48 @@ def tasks() -> list[list[str]]:
     ]
 
 
-def pairs() -> list[list[str]]:
-    """Returns the difference of each method to those before it, on CIFAR-100; bold where its interval has no zero."""
+def baseline() -> list[list[str]]:
+    found = []
+    for decay in ("1e-4", "2e-4", "5e-4"):
+        names = (f"baseline/cifar10/{decay}", f"baseline/cifar100/{decay}")
+        found.append([decay, *(told(f"{figure}@0,1,2", name) for name in names for figure in ("seeds", "mean"))])
+    paper = targets()["table2_cifar"]["ResNet20"]["SGD"]
+    return [*found, ["the paper (table 2)", "", f"{paper[0]:.2f}", "", f"{paper[1]:.2f}"]]
+
+
+def limits() -> list[list[str]]:
+    """Returns the share of the device's limits that is reached; of S-SGD it follows from its cost over SGD."""
+    rows, found = benchmark("speed-cuda.json"), []
     names = {
-        "SGD": "base",
-        "halves without noise, 1 pass": "halves",
-        "`split`, 1": "split-0.15",
-        "both signs in the last 25 epochs, 1": "75-50-25S-both-0.29",
-        "SAM in the last 25 epochs, 1": "75-50-25S-sam-0.05",
-        "both signs, 2": "both-0.29",
-        "SAM, 2": "sam-0.05",
-        "ASAM, 2": "asam-0.5",
+        "ResNet20, batch 128": "resnet20",
+        "WRN28-4, batch 128": "wrn28_4",
+        "WRN28-4, batch 512": "wrn28_4_batch512",
     }
-    found, methods = [], list(names.values())
-    for i, label in enumerate(names):
-        row = [_difference(methods[i], other) for other in methods[:i]]
-        found.append([label, *row, *[""] * (len(methods) - 1 - i)])
-    return found[1:]
-
-
-def _difference(name: str, other: str) -> str:
-    gain, interval = (told(figure, f"c100/{name}", f"c100/{other}") for figure in ("gain!", "interval"))
-    low, high = interval.split(" to ")
-    return f"**{gain}** ({interval})" if low[0] == high[0] else f"{gain} ({interval})"
+    for label, net in names.items():
+        both, split = (rows[f"{net}_{method}_over_sgd"]["value"] for method in ("both", "split"))
+        shares = [rows[f"{net}_sgd_of_{bound}_limit"]["value"] for bound in ("bytes", "operations")]
+        found.append([label, *(f"{of:.2f}" for sgd in shares for of in (sgd, 2 * sgd / both, sgd / split))])
+    return found
 
 
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
-    "pairs": pairs,
-    "verdicts": verdicts,
-    "ablations": ablations,
-    "units": units,
-    "large_batches": large_batches,
-    "tasks": tasks,
+    one.__name__: one
+    for one in (
+        verdicts,
+        large_batches,
+        spectra,
+        ablations,
+        phases,
+        first_epochs,
+        courses,
+        paper_levels,
+        units,
+        find_level,
+        sharpness,
+        tasks,
+        baseline,
+        limits,
+    )
 }
 
 

@@ -1,9 +1,7 @@
-"""README and docs: their code runs, their links lead somewhere, the tests they name are there, their benchmarks are
-those of the files."""
+"""README and docs: their code runs, their links lead somewhere, the tests they name are there."""
 
 import ast
 import importlib
-import json
 import re
 import runpy
 from dataclasses import fields
@@ -24,7 +22,6 @@ from ssgd.methods import METHODS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(<!-- not run: .+ -->\n)?```(python|diff)\n(.*?)```", re.DOTALL)
-FIGURES = re.compile(r"<!-- figures: (\S+) (.+?) -->(?=(.*?\n\|.*?)\n\n)", re.DOTALL)  # a table may have several
 
 
 def blocks(language):
@@ -101,7 +98,8 @@ def test_the_loop_of_the_page_of_methods_serves_every_method(name):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+    for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", page.read_text()):
+        target = "".join(target)
         if target.startswith("https://"):
             continue
         path, _, anchor = target.partition("#")
@@ -200,45 +198,3 @@ def test_what_the_reference_names_is_there_and_has_a_docstring(name):
 def test_the_reference_has_all_that_ssgd_exports():
     named = (ROOT / "docs" / "reference.md").read_text()
     assert all(f"\n::: ssgd.{name}\n" in named for name in importlib.import_module("ssgd").__all__)
-
-
-# --- figures --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_figures_are_those_of_the_results(page):
-    """The comment before a table names the rows of a JSON file that its figures come from."""
-    missing = []
-    for file, figures, table in FIGURES.findall(page.read_text()):
-        quoted = dict(figure.split("=") for figure in figures.split())
-        table = re.sub("<!--.*?-->", "", table, flags=re.DOTALL)
-        lacking = set(quoted.values()) - set(re.findall(r"[\d.]+", table))
-        assert not lacking, f"the table lacks {lacking}"
-        if not (ROOT / file).exists():
-            missing.append(file)
-            continue
-        rows = {row["name"]: row["value"] for row in json.loads((ROOT / file).read_text())["rows"]}
-        for name, value in quoted.items():
-            decimals = len(value.partition(".")[2])
-            assert f"{rows[name]:.{decimals}f}" == value, f"{page.name} says {name} is {value}, {file} {rows[name]}"
-    if missing:
-        pytest.skip(f"{', '.join(sorted(set(missing)))} is not there to compare with")
-
-
-def test_what_is_reached_of_the_limits_follows_from_what_was_measured():
-    text = (ROOT / "docs" / "performance.md").read_text()
-    rows = json.loads((ROOT / "benchmarks" / "results" / "speed-cuda.json").read_text())["rows"]
-    value, detail = ({row["name"]: row.get(key) for row in rows} for key in ("value", "detail"))
-    names = {
-        "resnet20": "ResNet20, batch 128",
-        "wrn28_4": "WRN28-4, batch 128",
-        "wrn28_4_batch512": "WRN28-4, batch 512",
-    }
-    for net, name in names.items():
-        cells = []
-        for bound in ("bytes", "operations"):
-            sgd = value[f"{net}_sgd_of_{bound}_limit"]
-            cells += [sgd, 2 * sgd / value[f"{net}_both_over_sgd"], sgd / value[f"{net}_split_over_sgd"]]
-        assert f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} |" in text
-    packed = value["resnet20_packed_per_s"] / detail["resnet20_sgd_of_bytes_limit"]["limit"]
-    assert f"side by side reach {packed:.2f} of the bytes' limit" in text
