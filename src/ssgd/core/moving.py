@@ -82,6 +82,7 @@ class MovingWeights:
         """Return the weights as they are now, in memory of their own: times one is exact, and one call for all."""
         return [list(torch._foreach_mul(bucket.tensors, 1)) for bucket in self.buckets]
 
+    @torch.no_grad()
     def set_to(self, values: Pieces) -> None:
         """The weights become ``values``."""
         for bucket, value in zip(self.buckets, values, strict=True):
