@@ -42,6 +42,8 @@ from ssgd.lab.report.answers import counted, gains_of_the_paper
 from ssgd.lab.report.outcomes import Judge, Outcome, figures, passes
 from ssgd.lab.report.verdicts import ABOVE, BELOW, CALIBRATED, REPRODUCED, UNDECIDED
 from ssgd.lab.report.wording import signed
+from ssgd.methods import METHODS
+from ssgd.methods.registry import Setting
 
 ROOT = Path(__file__).parent.parent
 SHORT = {
@@ -486,6 +488,24 @@ def limits() -> list[list[str]]:
     return found
 
 
+def settings() -> list[list[str]]:
+    """Returns what can be set of each method, as the registry has it; methods that share a setting share a row."""
+    found: dict[Setting, list[str]] = {}
+    for name, method in METHODS.items():
+        for one in method.settings:
+            found.setdefault(one, []).append(f"`{name}`")
+    return [
+        [
+            ", ".join(names),
+            f"`{one.name}`",
+            f"{one.default:g}",
+            f"{one.low:g} to {one.high:g}",
+            one.help.replace("||", "‖"),
+        ]
+        for one, names in found.items()
+    ]
+
+
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     one.__name__: one
     for one in (
@@ -503,6 +523,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
         tasks,
         baseline,
         limits,
+        settings,
     )
 }
 

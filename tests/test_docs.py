@@ -152,14 +152,10 @@ def guarantees():
     return (ROOT / "docs" / "guarantees.md").read_text()
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_has_a_card_that_agrees_with_the_registry(name):
+def test_every_method_has_a_card_in_the_registrys_order():
     cards = re.split(r"^### ", (ROOT / "docs" / "methods.md").read_text(), flags=re.MULTILINE)[1:]
     assert [card.partition("\n")[0] for card in cards] == list(METHODS)
-    card, method = next(card for card in cards if card.startswith(f"{name}\n")), METHODS[name]
-    assert f"Cost: {method.passes:g} pass" in card and "Reference: " in card
-    for s in method.settings:
-        assert f"`{s.name}` = {s.default:g} ({s.low:g} to {s.high:g}): {s.help}\n" in card + "\n"
+    assert all("\nReference: " in card for card in cards)
 
 
 # --- what is made from the code ---------------------------------------------------------------------------------------
