@@ -7,7 +7,6 @@ for light and for dark pages, as docs/NAME-light.svg and docs/NAME-dark.svg.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ssgd.lab.experiments.rows import AGAIN
+from ssgd.lab.experiments.cells import AGAIN
 from ssgd.lab.experiments.statistics import Difference, paired, sample
 from ssgd.lab.experiments.tables import targets
 from ssgd.lab.report.answers import first_of_each
@@ -205,7 +204,7 @@ def paper(figure: Figure, ink: Ink) -> str:
     """Draws our gain beside the paper's, for each number that has one and was run; large batches have a table."""
     first = {id(one): (title, one) for title, one in judged()}
     every = [first[id(one)] for one in first_of_each(one for _, one in judged())]
-    every = [(title, one) for title, one in every if one.cell.gain is not None and one.gain is not None]
+    every = [(title, one) for title, one in every if one.cell.gain is not None and one.ours.gain]
     every = [(title, one) for title, one in every if title != "Figure 5" and one.cell.column != "train"]
     panels = ("test_accuracy", "test_perplexity")
     drawn = [[(title, one) for title, one in every if one.cell.metric == metric] for metric in panels]
@@ -216,13 +215,13 @@ def paper(figure: Figure, ink: Ink) -> str:
     ):
         rows = []
         for title, one in mine:
-            assert one.gain is not None
-            count = one.difference.count if one.difference else 1
-            ends = sorted((sign * one.difference.low, sign * one.difference.high)) if count > 1 else (math.nan,) * 2
+            gain, count = one.ours.gain, len(one.ours.differences) or 1
+            assert gain is not None
+            ends = sorted((sign * gain.low, sign * gain.high))
             column = f"level {one.cell.column}" if title == "Figure 3" else one.cell.column
             label = f"{title}: {one.cell.row}, {column} ({count})"
             colour = ink.soft if one.gain_verdict == CALIBRATED else ink.ours
-            rows.append(Line(label, sign * one.gain, *ends, colour, count == 1))
+            rows.append(Line(label, sign * gain.middle, *ends, colour, count == 1))
         forest(panel, rows, ink)
         theirs = [sign * (one.cell.gain or 0) for _, one in mine]
         panel.plot(theirs, range(len(mine)), "D", ms=6, color=ink.paper, mfc="none", mew=1.5)

@@ -238,7 +238,9 @@ def judged() -> list[tuple[str, Outcome]]:
 def verdicts() -> list[list[str]]:
     """What became of each number that was run, part by part, with its number of seeds; the appendix shows the same."""
     found = []
-    told_of = [(title, one) for title, one in judged() if one.ours and one.cell.paper is not None and " A" not in title]
+    told_of = [
+        (title, one) for title, one in judged() if one.ours.values and one.cell.paper is not None and " A" not in title
+    ]
     for title in dict.fromkeys(title for title, _ in told_of):
         mine = [one for part, one in told_of if part == title]
         row = []
@@ -250,7 +252,7 @@ def verdicts() -> list[list[str]]:
 
 
 def _cell_told(one: Outcome) -> str:
-    return f"{one.cell.row}, {one.cell.column} ({len(one.ours)})"
+    return f"{one.cell.row}, {one.cell.column} ({len(one.ours.values)})"
 
 
 def large_batches() -> list[list[str]]:

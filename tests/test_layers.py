@@ -46,7 +46,7 @@ IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of
     "report": {"experiments"},
 }
 ALONE = {
-    "report": {"core", "files"},
+    "report": {"core", "files", "analysis"},
     "models": set(),
 }  # rooms of the laboratory that know no more of the library than this
 ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "lab/__init__.py")  # they may know everything

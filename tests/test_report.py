@@ -20,11 +20,11 @@ from ssgd.lab.experiments.rows import Row
 from ssgd.lab.experiments.statistics import Sample, paired, sample, t_quantile
 from ssgd.lab.experiments.tables import targets
 from ssgd.lab.report.answers import counted, gains_of_the_paper
-from ssgd.lab.report.charts import WHOLE_SPECTRUM, charts_of, learning_curves, section
-from ssgd.lab.report.measured import Measured, read_measured
+from ssgd.lab.report.charts import WHOLE_SPECTRUM, charts_of, learning_curves
 from ssgd.lab.report.outcomes import Judge, tally
 from ssgd.lab.report.own import own_runs
 from ssgd.lab.report.page import render, show
+from ssgd.lab.report.surfaces import Measured, read_measured, section
 from ssgd.lab.report.verdicts import (
     ABOVE,
     BELOW,
@@ -141,11 +141,11 @@ def test_accuracy_and_gain_have_a_verdict_each():
     sgd = trained(SGD, *(66.9, 67.0, 67.1) * 3)
     one = found(*WHERE, *sgd, *trained(NOISY, *(68.25, 68.35, 68.45) * 3))
     assert (one.verdict, one.gain_verdict) == (BELOW, REPRODUCED)
-    assert one.gain == pytest.approx(1.35) and one.gain_interval.low < 0 < one.gain_interval.high
+    assert one.ours.gain.middle == pytest.approx(1.35) and one.gain_interval.low < 0 < one.gain_interval.high
     one = found(*WHERE, *sgd, *trained(NOISY, *(69.25, 69.35, 69.45) * 3))
     assert (one.verdict, one.gain_verdict) == (REPRODUCED, ABOVE)
     one = found(*WHERE, *trained(NOISY, 69.25, 69.35))
-    assert (one.gain, one.gain_verdict) == (None, UNDECIDED)  # what it is compared with has not been run
+    assert (one.ours.gain, one.gain_verdict) == (None, UNDECIDED)  # what it is compared with has not been run
 
 
 def test_a_single_seed_is_undecided_unless_it_lies_outside():
@@ -177,13 +177,13 @@ def test_statistics_gathered_again_give_the_figure_where_rows_have_them():
     again = {"test_accuracy_recomputed_bn": 69.4}
     rows = [*trained(NOISY, 60.0, 60.2, **again), run(NOISY, 3, test_accuracy=61.0)]
     one = found(*WHERE, *rows)
-    assert (one.again, one.ours, one.own.count) == (True, {1: 69.4, 2: 69.4}, 3)
+    assert (one.ours.values, one.own.sample.count) == ({1: 69.4, 2: 69.4}, 3)
     base = trained(SGD, 59.0, 59.0)
     one = found(*WHERE, *rows, *base)
-    assert one.gain == pytest.approx((1.0 + 1.2) / 2)  # the base has none: both sides are the runs' own
+    assert one.ours.gain.middle == pytest.approx((1.0 + 1.2) / 2)  # the base has none: both sides are the runs' own
     one = found(*WHERE, *rows, *trained(SGD, 59.0, 59.0, test_accuracy_recomputed_bn=68.0))
-    assert one.gain == pytest.approx(1.4) and one.own_difference.mean == pytest.approx(1.1)
-    assert not found(*WHERE, *trained(NOISY, 60.0)).again
+    assert one.ours.gain.middle == pytest.approx(1.4) and one.own.gain.middle == pytest.approx(1.1)
+    assert found(*WHERE, *trained(NOISY, 60.0)).own is None
 
 
 def test_gains_are_those_of_common_seeds_where_there_are_any():
@@ -192,8 +192,8 @@ def test_gains_are_those_of_common_seeds_where_there_are_any():
     noisy = {1: 33.0, 2: 28.0, 4: 10.0}
     rows += [run("table4/connected-digits/sgcn-190/both-0.29", s, test_wer=value) for s, value in noisy.items()]
     where = "table4", "12x190 SGCN, S-SGD Adam", "digits"
-    assert found(*where, *rows).gain == pytest.approx(-10.0)
-    assert found(*where, *rows[:3], rows[-1]).gain == pytest.approx(10.0 - 142 / 3)
+    assert found(*where, *rows).ours.gain.middle == pytest.approx(-10.0)
+    assert found(*where, *rows[:3], rows[-1]).ours.gain.middle == pytest.approx(10.0 - 142 / 3)
 
 
 def test_perplexity_gains_downwards():
@@ -201,7 +201,7 @@ def test_perplexity_gains_downwards():
     base = [run("table5/small/base", seed, test_perplexity=88.8 + seed / 10) for seed in range(3)]
     less = [run("table5/small/both-0.4", seed, test_perplexity=87.8 + seed / 10) for seed in range(3)]
     one = found("table5", "small, S-SGD (0.7)", "test", *base, *less)
-    assert (one.verdict, one.gain_verdict, one.gain) == (ABOVE, BELOW, pytest.approx(-1.0))
+    assert (one.verdict, one.gain_verdict, one.ours.gain.middle) == (ABOVE, BELOW, pytest.approx(-1.0))
 
 
 def test_a_tally_has_the_verdicts_that_occur():
@@ -215,23 +215,23 @@ def test_a_row_counts_wherever_its_training_stands():
     noisy = run("fig3/all/0.29", test_accuracy=69.5)
     row, data = "ResNet20, S-SGD (0.5)", "CIFAR-100"
     for where in [("table2", row, data), ("fig3", "S-SGD", "0.5"), ("figA1", "S-SGD", "0.5"), ("tableA2", row, data)]:
-        assert found(*where, noisy).ours == {0: 69.5}
-    assert not found("fig3", "S-SGD conv only", "0.5", noisy).ours
+        assert found(*where, noisy).ours.values == {0: 69.5}
+    assert not found("fig3", "S-SGD conv only", "0.5", noisy).ours.values
 
 
 def test_of_two_rows_of_a_training_the_one_made_for_the_part_counts():
     rows = [run("baseline/cifar100/5e-4", 0, test_accuracy=68.4), run("fig7/base-f", 0, test_accuracy=68.2)]
     rows += [run("baseline/cifar100/5e-4", 1, test_accuracy=68.0)]
-    assert found("fig7", "SGD_f", "test", *rows).ours == {0: 68.2, 1: 68.0}
-    assert found("table2", "ResNet20, SGD", "CIFAR-100", *rows).ours == {0: 68.4, 1: 68.0}
+    assert found("fig7", "SGD_f", "test", *rows).ours.values == {0: 68.2, 1: 68.0}
+    assert found("table2", "ResNet20, SGD", "CIFAR-100", *rows).ours.values == {0: 68.4, 1: 68.0}
 
 
 def test_sgd_cut_in_two_is_table_5s():
     """At one rate the cut means nothing to SGD; to S-SGD it does."""
     one = found("table5", "large, SGD", "test", run("other_tasks/ptb-large/base", 1, test_perplexity=79.0))
-    assert one.ours == {1: 79.0}
+    assert one.ours.values == {1: 79.0}
     noisy = run("table5/large/both-0.52", 1, {"phases": "29S-26S"}, test_perplexity=77.0)
-    assert not found("table5", "large, S-SGD (0.9)", "test", noisy).ours
+    assert not found("table5", "large, S-SGD (0.9)", "test", noisy).ours.values
 
 
 @pytest.mark.parametrize("part", [name for name, part in PARTS.items() if part.cells])
@@ -322,16 +322,16 @@ def test_lines_and_planes_are_judged_by_their_runs_own_figures():
     rows = [run(f"fig7/{label}", test_accuracy=69.0, train_accuracy=90.0) for label in ("base-m", "base-f", "both")]
     for label in ("SGD_m", "SGD_f", "S-SGD"):
         for column, ours in (("train", 90.0), ("test", 69.0)):
-            assert found("fig7", label, column, *rows).ours == {0: ours}
+            assert found("fig7", label, column, *rows).ours.values == {0: ours}
     column = "test accuracy"
-    assert found("fig2", "SGD", column, *rows).ours == {0: 69.0}  # SGD_f is the same training
+    assert found("fig2", "SGD", column, *rows).ours.values == {0: 69.0}  # SGD_f is the same training
     late = found("fig2", "S-SGD, the last 50 epochs", column, *rows)
-    assert late.ours == {0: 69.0} and late.verdict == OURS_ALONE
+    assert late.ours.values == {0: 69.0} and late.verdict == OURS_ALONE
     assert found("fig2", "S-SGD", column, *rows).verdict == NOT_RUN  # its number is table 2's
-    assert found("fig2", "S-SGD", column, run("table2/cifar100/resnet20/both-0.29", test_accuracy=69.4)).ours == {
-        0: 69.4
-    }
-    assert show(PARTS["fig2"], Judge(known(*rows)), Measured()).charts[0]["missing"] == "our line is not computed yet"
+    assert found(
+        "fig2", "S-SGD", column, run("table2/cifar100/resnet20/both-0.29", test_accuracy=69.4)
+    ).ours.values == {0: 69.4}
+    assert show(PARTS["fig2"], Judge(known(*rows)), Measured()).charts[0]["missing"] == "ours is not computed yet"
     for part in ("fig2", "fig7"):
         assert "batch-norm's statistics gathered anew" in PARTS[part].note
 
@@ -342,22 +342,23 @@ def test_spectra_have_a_verdict(tmp_path):
     assert [o.verdict for o in show(PARTS["figA6"], Judge(known()), measured).outcomes] == [
         REPRODUCED
     ]  # SGD's is the larger
-    less = Measured(spectra=measured.spectra[:1])
+    less = Measured(spectra={("figA6", "base"): measured.spectra["figA6", "base"]})
     assert [o.verdict for o in show(PARTS["figA6"], Judge(known()), less).outcomes] == [NOT_RUN]
 
 
 def test_a_spectrum_of_less_decides_nothing(tmp_path):
     write_results(tmp_path)
-    whole = read_measured(tmp_path).spectra
+    whole, both = read_measured(tmp_path).spectra.values()
     assert (experiment("figA6").picture.samples, *SIZES["spectrum"]["paper"]) == WHOLE_SPECTRUM
     for less in (
         {"samples": 5_000},
-        {"values": whole[0].values[:2], "weights": whole[0].weights[:2]},
-        {"values": whole[0].values[:, :60], "weights": whole[0].weights[:, :60]},
+        {"values": whole.values[:2], "weights": whole.weights[:2]},
+        {"values": whole.values[:, :60], "weights": whole.weights[:, :60]},
     ):
-        shown = show(PARTS["figA6"], Judge(known()), Measured(spectra=[replace(whole[0], **less), whole[1]]))
+        spectra = {("figA6", "base"): replace(whole, **less), ("figA6", "both"): both}
+        shown = show(PARTS["figA6"], Judge(known()), Measured(spectra=spectra))
         assert [(o.verdict, o.small) for o in shown.outcomes] == [(UNDECIDED, True)]
-        assert sum("(small: " in series["name"] for series in shown.charts[0]["series"]) == 1
+        assert sum("(small: " in one["label"] for one in drawn_series(shown.charts[0])) == 1
 
 
 # What is said of it
@@ -424,10 +425,14 @@ def test_every_table_has_its_rows_and_every_figure_its_drawing(made_up, tmp_path
     assert {*FIGURES, "baseline", "noise_units"} <= found.drawings and not {*PAPER} & found.drawings
     drawn = {c["name"]: c for c in data_of(page)["charts"]}
     for name in ("fig2", "fig3", "fig4", "fig5", "fig7", "figA1", "figA2", "figA3"):
-        assert any(series["paper"] and series["points"] for series in drawn[name]["series"])
-        assert ("missing" in drawn[name]) == (not any(not series["paper"] for series in drawn[name]["series"]))
+        who = [series["who"] for series in drawn_series(drawn[name])]
+        assert "paper" in who and ("missing" in drawn[name]) == ("ours" not in who)
     for name in (*PARTS, "baseline", "noise_units", "equal_cost", "tune", "other_tasks"):
         assert f"ssgd reproduce {name}" in page
+
+
+def drawn_series(chart):
+    return [one for panel in chart["panels"] for one in panel["series"]]
 
 
 def data_of(page):
@@ -459,9 +464,9 @@ def lost(name, seed):
 def test_what_diverged_is_told_and_is_no_figure():
     where = "table2", "ResNet20, SGD", "CIFAR-100"
     one = found(*where, lost(SGD, 0))
-    assert (one.sample, one.diverged, one.verdict) == (None, (0,), FAILED)
+    assert (one.ours.sample, one.diverged, one.verdict) == (None, (0,), FAILED)
     one = found(*where, lost(SGD, 0), run(SGD, 1, test_accuracy=68.0))
-    assert (one.sample.count, one.diverged, one.verdict) == (1, (0,), CALIBRATED)
+    assert (one.ours.sample.count, one.diverged, one.verdict) == (1, (0,), CALIBRATED)
     assert Judge(known(lost(SGD, 0))).outcome(replace(one.cell, paper=None)).verdict == OURS_ALONE
     with pytest.raises(ValueError, match="has no figure that is a number"):
         Row({key: value for key, value in row("cifar100").items() if key != "test_accuracy"})
@@ -472,9 +477,9 @@ def test_what_diverged_stands_in_the_way_of_nothing():
     name, curve = "table2/cifar10/resnet20/base", [90.0] * 175
     good = [run(name, seed, curve=curve) for seed in (0, 1)]
     one = Judge(known(lost(name, 0), *good)).outcome(PARTS["fig4"].cells[0])
-    assert (list(one.ours), one.diverged) == ([0, 1], ())
-    (drawn,) = learning_curves(PARTS["fig4"], known(lost(name, 2), *good), "test")
-    assert (drawn["name"], len(drawn["points"])) == ("SGD, 2 of 3 seeds", 175)
+    assert (list(one.ours.values), one.diverged) == ([0, 1], ())
+    ((drawn,),) = (one["series"] for one in learning_curves(PARTS["fig4"], known(lost(name, 2), *good), "test"))
+    assert (drawn["label"], len(drawn["points"])) == ("SGD, 2 of 3 seeds", 175)
 
 
 def test_the_page_says_what_diverged(tmp_path):
@@ -490,8 +495,8 @@ def test_a_curve_says_of_how_many_seeds_it_is():
 
     def drawn(*curves):
         rows = [run("table2/cifar10/resnet20/base", seed, curve=one) for seed, one in enumerate(curves)]
-        (one,) = learning_curves(PARTS["fig4"], known(*rows), "test")
-        return one["name"], len(one["points"])
+        ((one,),) = (panel["series"] for panel in learning_curves(PARTS["fig4"], known(*rows), "test"))
+        return one["label"], len(one["points"])
 
     assert drawn(curve, curve) == ("SGD", 175)
     assert drawn(broken, curve, []) == ("SGD, 1 of 3 seeds", 175)
@@ -504,17 +509,17 @@ def test_without_a_line_figure_2_is_a_section_of_figure_7s_plane(tmp_path):
     measured = read_measured(tmp_path)
     (drawn,) = charts_of(PARTS["fig2"], [], known(), measured)
     assert drawn["x"] == "from SGD_f at 0 to S-SGD at 1, read off figure 7's plane"
-    ours = {one["name"]: dict(map(tuple, one["points"])) for one in drawn["series"] if not one["paper"]}
+    ours = {one["label"]: dict(map(tuple, one["points"])) for one in drawn_series(drawn) if one["who"] == "ours"}
     assert ours["test"][0.0] == pytest.approx(20 * 0.45) and ours["train"][1.0] == pytest.approx(10 * 0.45)
-    (surface,) = measured.planes("fig7")
+    (surface,) = measured.planes("fig7").values()
     assert section(replace(surface, names=["a", "b", "c"])) is None
-    far = replace(surface, arrays={**surface.arrays, "x": surface.arrays["x"] + 9})
-    assert np.isnan(section(far).arrays["errors"]).all()
+    _, errors = section(replace(surface, x=surface.x + 9))
+    assert np.isnan(list(errors.values())).all()
 
 
 def test_the_papers_line_of_figure_2_is_two_points():
-    (theirs,) = charts_of(PARTS["fig2"], [], known(), Measured())[0]["series"]
-    assert theirs["paper"] and theirs["loose"] and len(theirs["points"]) == 2
+    (theirs,) = drawn_series(charts_of(PARTS["fig2"], [], known(), Measured())[0])
+    assert theirs["who"] == "paper" and "line" not in theirs and len(theirs["points"]) == 2
 
 
 def test_every_number_of_the_paper_is_carried_along():
@@ -562,19 +567,20 @@ def test_runs_of_ones_own_stand_on_the_page(tmp_path):
     failed = row("digits", 2, {"lr": (9.0, 9.0), "name": "<b>high</b>"}, diverged="the loss is nan")
     del failed["test_accuracy"]
     write_rows(tmp_path / "my.jsonl", [*mine, failed])
-    found = own_runs(Results(tmp_path / "my.jsonl"))
-    assert [(o.name, o.method, o.what, o.sample and o.sample.mean) for o in found] == [
-        ("digits/base", "base", "accuracy, %", 90.5),
-        ("digits/both", "both(0.3)", "accuracy, %", 92.5),
-        ("<b>high</b>", "base", "", None),
+    results = Results(tmp_path / "my.jsonl")
+    found = Judge(results).outcomes(own_runs(results))
+    assert [(o.cell.row, o.cell.column, o.ours.sample and o.ours.sample.mean) for o in found] == [
+        ("digits/base: base", "small-cnn, digits, accuracy, %", 90.5),
+        ("digits/both: both(0.3)", "small-cnn, digits, accuracy, %", 92.5),
+        ("<b>high</b>: base", "small-cnn, digits, accuracy, %", None),
     ]
-    assert found[0].difference is None and found[1].difference.mean == 2 and found[2].diverged == (2,)
+    assert found[0].ours.gain is None and found[1].ours.gain == Interval(2, 0) and found[2].diverged == (2,)
     page = page_of(tmp_path / "my.jsonl", tmp_path)
-    assert page.index(">Your runs<") < page.index(">The paper<") and "&lt;b&gt;high&lt;/b&gt;" in page
-    assert re.search(r"digits/both.*?92.50 ± 0.71.*?\+2.00 ± 0.00.*?\+2.00 to \+2.00", page, re.DOTALL)
+    assert page.index("<h3>Your runs<") < page.index(">The paper<") and "&lt;b&gt;high&lt;/b&gt;" in page
+    assert re.search(r"digits/both.*?\+2.00 ± 0.00.*?92.50 ± 0.71", page, re.DOTALL)
     write_rows(tmp_path / "paper.jsonl", [row("fig3/all/0.29")])
     page = page_of(tmp_path, tmp_path)
-    assert page.index(">Other runs<") > page.index(">The paper<") and "Your runs" not in page
+    assert page.index("<h3>Other runs<") > page.index(">The paper<") and "Your runs" not in page
     (tmp_path / "my.jsonl").unlink()
     assert "Other runs" not in page_of(tmp_path, tmp_path)
 
@@ -600,10 +606,11 @@ def test_a_disk_that_refuses_leaves_the_old_page(tmp_path, monkeypatch, capsys):
 def test_the_top_of_the_page_says_what_came_out(tmp_path):
     (tmp_path / "results").mkdir()
     write_results(tmp_path / "results")
-    top, overview = page_of(tmp_path / "results", tmp_path).split("<main>")[0:2]
-    assert "each counted once" in top and "What a gain costs." in top
+    top, overview = page_of(tmp_path / "results", tmp_path).split("</header>")
+    assert "test accuracy over SGD" in top and "(both signs), where the paper says +1.48." in top
+    assert "each counted once" in top and 'data-chart="first"' in top
     table = overview.partition('<h2 id="parts">')[0]
-    assert "nearest to the paper&#39;s:" in table and "both signs over the base:" in table
+    assert "nearest to the paper&#39;s:" in table and "over the base: at its cost" in table
     assert "None of the paper&#39;s" in render(known(), Measured())
 
 

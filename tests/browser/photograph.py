@@ -9,7 +9,7 @@ from .chromium import Chromium
 def main(page, picture):
     browser = Chromium()
     try:
-        browser.open(Path(page), width=1000, height=752)
+        browser.open(Path(page), width=1400, height=1000)
         Path(picture).write_bytes(browser.picture())
     finally:
         browser.close()

@@ -105,7 +105,17 @@ def told(method: str, level: float | None = None, phases: str = "", also: str = 
     """Returns a method as readers know it, with its level and phases."""
     inside = ", ".join(text for text in ("" if level is None else f"{level:.2g}", also) if text)
     name = NAMES.get(method, method) + (f" ({inside})" if inside else "")
-    return f"{name}, {phases}" if "S" in phases else name
+    return f"{name}, {_when(phases)}" if "S" in phases else name
+
+
+def _when(phases: str) -> str:
+    """Says for which epochs of ``75-50-25S`` the method holds; phases that it does not end are told as they are."""
+    lengths = [(int(phase.rstrip("S")), phase.endswith("S")) for phase in phases.split("-")]
+    noisy, whole = sum(epochs for epochs, mine in lengths if mine), sum(epochs for epochs, _ in lengths)
+    if noisy == whole:
+        return f"in {whole} epochs"
+    at_the_end = [mine for _, mine in lengths] == sorted(mine for _, mine in lengths)
+    return f"last {noisy} of {whole} epochs" if at_the_end else phases
 
 
 def protocol(model: str, data: str, decay: float, *unusual: str) -> str:
@@ -249,9 +259,8 @@ def equal_cost() -> Experiment:
                     known[label] = replace(cell, base=known["base"], scale=None)
             cells += known.values()
     about = (
-        "What a method costs, in passes over the data, and what it brings over SGD on the same seeds: mean of the "
-        "differences, 95 % interval of Student's t, and how many seeds gained. In brackets is the level of noise, "
-        f"{UNIFORM} unless another is named, or ρ. Seed 0, which tuning used, is left out."
+        "What a method costs, in passes over the data, and what it brings over SGD on the same seeds. In brackets is "
+        f"the level of noise, {UNIFORM} unless another is named, or ρ. Seed 0, which tuning used, is left out."
     )
     return Experiment("equal_cost", "The price", about, tuple(cells), unseen=True, needs=(AGAIN,))
 
@@ -410,12 +419,10 @@ def other_tasks() -> Experiment:
         "each half of the batch, and both signs in half the epochs at the base's; one-sided is split's noise with one "
         "sign for the whole batch, at that cost too; the base in twice the epochs costs what both signs do. Of words "
         "the first 29 of 55 epochs (small: 30 of 50) are SGD's for all, and the rest alone is doubled in cost or "
-        "halved. Of perplexity and word errors (WER) less is better, of accuracy more: a seed has gained where it is "
-        "better than the base's. Levels are of uniform noise. Drawn are gains, to the right where better, with "
-        "95 % intervals."
+        "halved. Of perplexity and word errors (WER) less is better, of accuracy more. Levels are of uniform noise."
     )
     return Experiment(
-        "other_tasks", "Beyond CIFAR", about, tuple(cells), also=tuple(stems), base="base", stem="stem", unseen=True
+        "other_tasks", "Beyond CIFAR", about, tuple(cells), also=tuple(stems), base="the base", stem="stem", unseen=True
     )
 
 

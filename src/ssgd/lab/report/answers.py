@@ -1,14 +1,39 @@
-"""What came out, in a line: of the paper's numbers, and of each question of our own."""
+"""What came out, in a sentence: of the whole, of the paper's numbers, and of each question of our own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..experiments.catalogue import experiment
 from ..experiments.questions import targets_of_sgd
 from ..experiments.tables import targets
-from .outcomes import Outcome, compared, tally
-from .verdicts import CALIBRATED, NOT_RUN
-from .wording import signed
+from .outcomes import Judge, Outcome, compared, tally
+from .verdicts import ABOVE, BELOW, CALIBRATED, FAILED, NOT_RUN, REPRODUCED, UNDECIDED
+from .wording import gained, signed
+
+FIRST = "equal_cost/cifar100/resnet20"
+GROUPS = {  # of the bar, and of the filter of the tables
+    "reproduced": (REPRODUCED,),
+    "calibrated": (CALIBRATED,),
+    "undecided": (UNDECIDED,),
+    "not reproduced": (BELOW, ABOVE, FAILED),
+    "not run": (NOT_RUN,),
+}
+
+
+def headline(judge: Judge) -> str:
+    """Says what S-SGD gained at SGD's cost and at twice that, as far as it was run."""
+    cells = {cell.name: cell for cell in experiment("equal_cost").cells}
+    split, both = (judge.outcome(cells[f"{FIRST}/{label}"], unseen=True) for label in ("split-0.15", "both-0.29"))
+    said = [
+        f"at {cost} {gained(one.ours.gain)} points ({name})"
+        for one, cost, name in ((split, "SGD's cost", "split"), (both, "twice the cost", "both signs"))
+        if one.ours.differences
+    ]
+    if not said:
+        return ""
+    theirs = f", where the paper says {signed(both.paper_gain)}" if both.ours.differences else ""
+    return f"ResNet20 on CIFAR-100, test accuracy over SGD's: {'; '.join(said)}{theirs}."
 
 
 def counted(found: Iterable[Outcome]) -> str:
@@ -18,18 +43,28 @@ def counted(found: Iterable[Outcome]) -> str:
     if not run:
         return f"None of the paper's {len(first)} numbers has been run."
     fitted = sum(one.verdict == CALIBRATED for one in run)
-    single = sum(one.sample is not None and one.sample.count == 1 for one in run)
-    judged = [one for one in run if one.verdict != CALIBRATED]
+    single = sum(len(one.ours.values) == 1 for one in run)
+    judged = [one.verdict for one in run if one.verdict != CALIBRATED]
     return (
         f"Of the paper's {len(first)} numbers, each counted once, {len(run)} {'was' if len(run) == 1 else 'were'} run, "
-        f"{single} of them on a single seed. {fitted} are calibrated and not counted. "
-        f"{_said('Accuracy', [one.verdict for one in judged])}"
+        f"{single} of them on a single seed. {fitted} are calibrated and not counted. {_said('Accuracy', judged)}"
     ).strip()
 
 
 def gains_of_the_paper(found: Iterable[Outcome]) -> str:
     """Counts the verdicts of the gains, of the numbers that the paper compares with SGD's."""
     return _said("Gain over SGD", [o.gain_verdict for o in first_of_each(found) if o.gain_verdict != CALIBRATED])
+
+
+def bars(found: Iterable[Outcome]) -> dict[str, dict[str, int]]:
+    """Counts the groups of verdicts, of accuracies and of gains."""
+    first = first_of_each(found)
+    said = {"accuracy": [one.verdict for one in first], "gain": [one.gain_verdict for one in first if one.gain_verdict]}
+    said["gain"] += [NOT_RUN for one in first if one.cell.gain is not None and not one.gain_verdict]
+    return {
+        what: {group: sum(map(verdicts.count, names)) for group, names in GROUPS.items()}
+        for what, verdicts in said.items()
+    }
 
 
 def _said(what: str, verdicts: Sequence[str | None]) -> str:
@@ -51,58 +86,27 @@ def answer(name: str, found: Sequence[Outcome]) -> str:
     shown = compared(found)
     if not shown:
         return ""
-    column = shown[0].cell.column
-    mine = [one for one in shown if one.cell.column == column]
-    gained = [one for one in mine if one.difference]
     if name == "baseline":
         return nearest(shown)
     if name == "noise_units":
         return apart(shown)
-    if name in ("tune", "front"):
-        best: dict[str, Outcome] = {}
-        for one in mine:
-            method = one.cell.row.partition(" (")[0]
-            best[method] = max(best.get(method, one), one, key=_mean)
-        return f"{column}, the best: {', '.join(one.cell.row for one in best.values())}"
-    if name == "ablations":
-        return ranges(shown)
-    if name == "equal_cost":
-        return by_cost(mine)
-    if name == "other_tasks":
-        both = [one for one in shown if one.difference and one.cell.name.endswith("/both")]
-        return f"both signs over the base: {'; '.join(f'{o.cell.column} {gain(o)}' for o in both)}" if both else ""
-    return f"{column}, over SGD: {'; '.join(f'{o.cell.row} {gain(o)}' for o in gained)}" if gained else ""
-
-
-def gain(one: Outcome) -> str:
-    found = one.difference
-    assert found is not None
-    reach = f"{signed(found.low)} to {signed(found.high)}" if found.count > 1 else "one seed"
-    return f"{signed(found.mean)} ({reach})"
+    column = shown[0].cell.column
+    told = by_cost([one for one in shown if one.cell.column == column])
+    return f"{column}, over the base: {told}" if told else ""
 
 
 def by_cost(found: Sequence[Outcome]) -> str:
-    """Lists the gains at SGD's cost and at more, of what has more than one seed, largest first."""
-    plain = min((one.passes for one in found if one.cell.base is None and one.passes), default=None)
-    judged = [one for one in found if plain and one.passes and one.difference and one.difference.count > 1]
-    cheap = [one for one in judged if plain and one.passes and one.passes < 1.1 * plain]
-    dear = [one for one in judged if one not in cheap]
-    said = [
-        f"at {cost} {', '.join(f'{o.cell.row} {signed(_gain(o))}' for o in sorted(of, key=_gain, reverse=True))}"
-        for cost, of in (("SGD's cost", cheap), ("a higher cost", dear))
-        if of
-    ]
-    return f"{found[0].cell.column}, points over SGD: {'; '.join(said)}" if said else ""
-
-
-def ranges(found: Sequence[Outcome]) -> str:
-    """Gives the least and the largest gain of each method over the settings."""
-    gains: dict[str, list[float]] = {}
-    for one in found:
-        if one.difference:
-            gains.setdefault(one.cell.row, []).append(_gain(one))
-    said = [f"{name} {signed(min(mine))} to {signed(max(mine))}" for name, mine in gains.items()]
-    return f"over SGD, by setting: {'; '.join(said)}" if said else ""
+    """Names the largest gain at the base's cost, and the largest at more."""
+    judged = [one for one in found if one.ours.gain and one.cost]
+    said = []
+    for where, mine in (
+        ("at its cost", [one for one in judged if one.cost and one.cost < 1.1]),
+        ("at a higher cost", [one for one in judged if one.cost and one.cost >= 1.1]),
+    ):
+        if mine:
+            best = max(mine, key=lambda one: one.sign * one.ours.gain.middle if one.ours.gain else 0.0)
+            said.append(f"{where} {best.cell.row} {gained(best.ours.gain)}")
+    return "; ".join(said)
 
 
 def nearest(found: Sequence[Outcome]) -> str:
@@ -126,11 +130,6 @@ def apart(found: Sequence[Outcome]) -> str:
     return f"points off figure 3, on average: {', '.join(said)}" if said else ""
 
 
-def _gain(one: Outcome) -> float:
-    assert one.difference is not None
-    return one.difference.mean
-
-
 def _mean(one: Outcome) -> float:
-    assert one.sample is not None
-    return one.sample.mean
+    assert one.ours.sample is not None
+    return one.ours.sample.mean

@@ -1,4 +1,4 @@
-"""What the page draws, as plain data: curves for charts.js, surfaces for surface.js."""
+"""What the page draws, as plain data: panels of curves for curves.js, gains and their intervals for forest.js."""
 
 from __future__ import annotations
 
@@ -8,326 +8,301 @@ from typing import Any
 
 import numpy as np
 
+from ...analysis import Spectrum
 from ..experiments.cells import Cell, Experiment
 from ..experiments.questions import targets_of_sgd
 from ..experiments.rows import Results
 from ..experiments.statistics import Sample
 from ..experiments.tables import targets
-from .measured import Array, Measured, Spectrum, Surface, plain
-from .outcomes import Outcome, compared
+from .outcomes import Outcome, Reading, compared
+from .surfaces import Array, Measured, digits, section
 from .verdicts import BELOW, NOT_RUN, OURS_ALONE, REPRODUCED, UNDECIDED
 
 Chart = dict[str, Any]
-Point = tuple[float | None, ...]
-SPECTRA = ("figA4", "figA5", "figA6")
-POINTS = 241  # of a density's curve
-SECTIONS = 29  # points of a line through a plane
-HEIGHTS = ("losses", "errors")
+Series = dict[str, Any]
+Point = tuple[Any, ...]  # x, y, and if they are known the standard deviation and the single seeds
+SPECTRA = {"figA4": ("base",), "figA5": ("both",), "figA6": ("base", "both")}  # the labels that each shows
+SOLUTIONS = {"base": "SGD", "both": "S-SGD"}
 WHOLE_SPECTRUM = (10_000, 90, 5)  # images, steps and probes; one of less is small
+UNITS = {"accuracy": "points of test accuracy", "perplexity": "perplexity", "wer": "points of word error rate"}
+BESIDE = "Hollow, dashed: the paper. Filled: ours, mean ± standard deviation; small dots are single seeds."
+GAINS = (
+    "To the right is better. Blue: as many passes as {base}; orange: more. Bars are 95 % intervals by the spread of "
+    "all differences from that base, small dots single seeds. Hollow diamonds: the paper's gain."
+)
 
 
 def charts_of(part: Experiment, outcomes: Sequence[Outcome], results: Results, measured: Measured) -> list[Chart]:
     """Returns the charts of a figure or a question, and none for a table."""
-    also: list[Chart] = []
-    if part.name in QUESTIONS:
-        return QUESTIONS[part.name](part, compared(outcomes))
     if part.name == "fig2":
-        drawn = line_chart(part, measured)
+        drawn = [line_chart(part, measured)]
     elif part.name == "fig4":
-        drawn = convergence(part, results)
+        drawn = [curves(part, convergence(part, results))]
     elif part.name == "fig6":
-        drawn = chart(part.name, part.x, part.y, learning_curves(part, results, "valid_cer"))
-        losses = learning_curves(part, results, "loss")
-        # without spreads: mean − sd can be below 0, where there is no logarithm
-        losses = [{**one, "points": [point[:2] for point in one["points"]]} for one in losses]
-        also = [chart("fig6-loss", part.x, "training loss", losses, logarithmic=True)] if losses else []
+        losses = learning_curves(part, results, "loss", spread=False)  # mean − sd may be below 0, where no logarithm is
+        drawn = [curves(part, learning_curves(part, results, "valid_cer"))]
+        drawn += [curves(part, losses, name="fig6-loss", y="training loss", log=True)] if losses else []
     elif part.name in SPECTRA:
-        drawn = density_chart(part, chosen_spectra(part.name, measured))
+        drawn = [curves(part, densities(chosen_spectra(part.name, measured)), log=True)]
+    elif part.name == "baseline":
+        drawn = [baseline_chart(part, outcomes)]
     elif part.x:
-        drawn = cell_chart(part, outcomes)
-    else:
+        drawn = [curves(part, cell_panels(part, outcomes), scale=part.x_scale, names=_names(part))]
+    elif part.part:
         return []
-    if all(series["paper"] for series in drawn["series"]):
-        lacking = "our line is not computed yet" if part.name == "fig2" else "our runs kept no curve"
-        drawn["missing"] = lacking if any(o.sample for o in outcomes) else NOT_RUN
-    return [drawn, *also]
+    else:
+        drawn = forests(part, compared(outcomes))
+        return drawn + ([passes_chart(compared(outcomes))] if part.name == "equal_cost" and drawn else [])
+    for one in drawn:
+        if not any(series["who"] != "paper" for panel in one["panels"] for series in panel["series"]):
+            one["missing"] = NOT_RUN if not any(o.ours.sample for o in outcomes) else "ours is not computed yet"
+    return drawn
 
 
-def chart(name: str, x: str, y: str, series: list[dict[str, Any]], **more: Any) -> Chart:
-    return {"name": name, "x": x, "y": y, "series": series, **more}
+def curves(part: Experiment, panels: list[Chart], **more: Any) -> Chart:
+    """Panels side by side, on the same axes."""
+    chart = {"name": part.name, "x": part.x, "y": part.y, "caption": BESIDE, "panels": panels, **more}
+    what, by = (chart[axis].partition(",")[0] for axis in "yx")
+    return {"title": f"{what[:1].upper()}{what[1:]} {'by' if chart.get('names') else 'against'} {by}", **chart}
 
 
-def curve(name: str, points: Iterable[Sequence[float | None]], paper: bool, colour: int, **more: Any) -> dict[str, Any]:
-    """Points are (x, y) or (x, y, spread); a y of None makes a gap."""
-    return {"name": name, "paper": paper, "colour": colour, "points": [_short(p) for p in points], **more}
+def panel(name: str, *series: Series | None) -> Chart:
+    return {"name": name, "series": [one for one in series if one]}
 
 
-def cell_chart(part: Experiment, outcomes: Sequence[Outcome]) -> Chart:
-    """A curve for each row of the part, the paper's and ours in one colour."""
+def series(label: str, points: Iterable[Point], who: str = "ours", **more: Any) -> Series | None:
+    """``who`` is paper, ours, or own: ours with the training's own statistics of batch-norm. A y of None is a gap."""
+    found = digits(points)
+    return {"label": label, "who": who, "points": found, **more} if found else None
+
+
+def ours(found: Reading | None, x: float | None) -> list[Point]:
+    """Returns the point of a mean, with its spread and its seeds."""
+    if found is None or found.sample is None:
+        return []
+    return [(x, found.sample.mean, found.sample.sd, list(found.values.values()))]
+
+
+def cell_panels(part: Experiment, outcomes: Sequence[Outcome]) -> list[Chart]:
+    """A panel for each row of the part, or each column where the x are names: the paper's curve and our points."""
     placed = [o for o in outcomes if o.cell.x is not None and not o.cell.ours]
-    by_column = part.x_scale == "names"
-    groups = list(dict.fromkeys(_curve_name(o.cell, by_column) for o in placed))
-    last = max((o.cell.x or 0 for o in placed), default=0)
-    series = []
-    for colour, name in enumerate(groups):
-        mine = [o for o in placed if _curve_name(o.cell, by_column) == name]
-        theirs: list[Point] = [(o.cell.x, o.cell.paper, o.cell.spread) for o in mine if o.cell.paper is not None]
-        ours: list[Point] = [(o.cell.x, o.sample.mean, o.sample.sd) for o in mine if o.sample]
-        start = _start(part, mine, placed)  # SGD is where every curve over levels begins
-        if part.from_zero and len(mine) == 1 and mine[0].cell.base is None:  # and what all of it is measured by
-            theirs, ours = ([(x, *one[1:2]) for one in found for x in (one[0], last)] for found in (theirs, ours))
-        if start and theirs:
-            theirs.insert(0, (start.cell.x, start.cell.paper, start.cell.spread))
-        if start and start.sample and ours:
-            ours.insert(0, (start.cell.x, start.sample.mean, start.sample.sd))
-        series += [curve(name, theirs, True, colour)] if theirs else []
-        series += [curve(name, ours, False, colour)] if ours else []
-    for o in outcomes:  # a method without a level: a line across
-        if o.cell.x is None and o.cell.paper is not None and placed:
-            ends = [min(p.cell.x or 0 for p in placed), max(p.cell.x or 0 for p in placed)]
-            series.append(curve(o.cell.row, [(x, o.cell.paper) for x in ends], True, len(groups)))
-            if o.sample:
-                series.append(curve(o.cell.row, [(x, o.sample.mean) for x in ends], False, len(groups)))
-    names = list(dict.fromkeys(o.cell.row for o in placed)) if by_column else []
-    return chart(part.name, part.x, part.y, series, scale=part.x_scale, names=names)
+    papers = targets()["fig3_noise_level"]["curves"]["S-SGD"] if part.name == "noise_units" else []
+    found = []
+    for name in dict.fromkeys(_panel_of(part, o.cell) for o in placed):
+        mine = [o for o in placed if _panel_of(part, o.cell) == name]
+        if part.from_zero:  # every curve over levels begins at the base
+            if (base := mine[0].cell.base) is None:
+                continue
+            mine = [o for o in placed if o.cell is base] + mine
+        theirs = [(o.cell.x, o.cell.paper, o.cell.spread) for o in mine if o.cell.paper is not None]
+        theirs += [(point["level"], point["mean"], point["half_width"]) for point in papers]
+        means, own = ([at for o in mine for at in ours(which(o), o.cell.x)] for which in (_primary, _secondary))
+        second = series("the training's own statistics", own, "own") if papers else None
+        found.append(panel(name, series("paper", theirs, "paper", line=True), series("ours", means), second))
+    return found
 
 
-def convergence(part: Experiment, results: Results) -> Chart:
-    series = []
+def convergence(part: Experiment, results: Results) -> list[Chart]:
     paper = targets()["fig4_convergence"]["curves"]
-    for colour, cell in enumerate(part.cells):
+    found = []
+    for cell in part.cells:
         early, late = (np.array(paper[key][cell.row]) for key in ("epochs_0_90", "epochs_100_175"))
-        points: list[tuple[float, ...]] = [(i + 1, m, s) for i, (m, s) in enumerate(_mean_sd(early))]
-        gap: tuple[float | None, ...] = (95.0, None)
-        late_points = [(100 + i, m, s) for i, (m, s) in enumerate(_mean_sd(late))]
-        series.append(curve(cell.row, [*points, gap, *late_points], True, colour, band=True))
-    return chart(part.name, part.x, part.y, [*series, *learning_curves(part, results, "test")])
+        points: list[Point] = [(i + 1, m, s) for i, (m, s) in enumerate(_mean_sd(early))]
+        points += [(95.0, None), *((100 + i, m, s) for i, (m, s) in enumerate(_mean_sd(late)))]
+        theirs = series("paper", points, "paper", line=True, band=True)
+        found.append(panel(cell.row, theirs, learning_curve(cell, results, "test")))
+    return found
 
 
-def learning_curves(part: Experiment, results: Results, name: str) -> list[dict[str, Any]]:
-    """The mean over seeds after each epoch, for every cell whose rows kept their curve: the whole ones, if any are."""
-    series = []
-    for colour, cell in enumerate(part.cells):
-        every = results.of(cell).values()
-        drawn = [row.curve(name) for row in every if row.curve(name) and not row.diverged]
-        kept = [one for one in drawn if None not in one] or drawn
-        if not kept:
-            continue
-        length = min(map(len, kept))
-        values = np.array([one[:length] for one in kept], dtype=np.float64)
-        points = [(i + 1, m, s) for i, (m, s) in enumerate(_mean_sd(values)) if math.isfinite(m)]
-        label = cell.row if cell.paper is not None else f"{cell.row}, {cell.column}"
-        label += f", {len(kept)} of {len(every)} seeds" if len(kept) < len(every) else ""
-        series.append(curve(label, points, False, colour, band=True))
-    return series
+def learning_curves(part: Experiment, results: Results, name: str, spread: bool = True) -> list[Chart]:
+    """A panel for each column of cells whose rows kept their curve."""
+    found: dict[str, list[Series]] = {}
+    for cell in part.cells:
+        if drawn := learning_curve(cell, results, name, cell.row):
+            drawn["points"] = drawn["points"] if spread else [point[:2] for point in drawn["points"]]
+            found.setdefault(cell.column, []).append(drawn)
+    return [panel(column, *drawn) for column, drawn in found.items()]
+
+
+def learning_curve(cell: Cell, results: Results, name: str, label: str = "ours") -> Series | None:
+    """The mean over seeds after each epoch: of the whole curves, if any are."""
+    every = results.of(cell).values()
+    drawn = [row.curve(name) for row in every if row.curve(name) and not row.diverged]
+    kept = [one for one in drawn if None not in one] or drawn
+    if not kept:
+        return None
+    length = min(map(len, kept))
+    values = np.array([one[:length] for one in kept], dtype=np.float64)
+    points = [(i + 1, m, s) for i, (m, s) in enumerate(_mean_sd(values)) if math.isfinite(m)]
+    label += f", {len(kept)} of {len(every)} seeds" if len(kept) < len(every) else ""
+    return series(label, points, line=True, band=True)
 
 
 def line_chart(part: Experiment, measured: Measured) -> Chart:
-    theirs = [(0.0, 100 - (part.cells[0].paper or 0)), (1.0, 100 - (part.cells[1].paper or 0))]
-    series = [curve("test, at both ends", theirs, True, 0, loose=True)]
-    lines = measured.lines(part.name) or [found for plane in measured.planes("fig7") if (found := section(plane))]
-    for line in lines[:1]:
-        for colour, task in sorted(enumerate(line.tasks), key=lambda pair: pair[1] != "test"):
-            errors = line.arrays["errors"][colour]
-            series.append(curve(task, finite(line.arrays["x"], errors), False, 0 if task == "test" else 1))
-    first, second = lines[0].names if lines else ("SGD", "S-SGD")
-    if plain(first) == "ssgd":  # ours runs the other way
-        series[0]["points"] = [[1 - x, y] for x, y in series[0]["points"]]
-    read_off = ", read off figure 7's plane" if lines and lines[0].experiment != part.name else ""
-    return chart(part.name, f"from {first} at 0 to {second} at 1{read_off}", "error, %", series)
+    """The paper's source has both ends alone, of the test error, from SGD at 0 to S-SGD at 1."""
+    ends = [(float(x), 100 - (cell.paper or 0)) for x, cell in enumerate(part.cells[:2])]
+    first, second, read_off = "SGD", "S-SGD", ""
+    errors: dict[str, Array] = {}
+    x = np.zeros(0)
+    if lines := measured.lines(part.name):
+        (first, second), x = lines[0].names, lines[0].x
+        errors = {task: lines[0].errors[place] for place, task in enumerate(lines[0].tasks)}
+        ends = [(1 - at, error) for at, error in ends] if first == "S-SGD" else ends
+    elif found := next(filter(None, map(section, measured.planes("fig7").values())), None):
+        (x, errors), first, read_off = found, "SGD_f", ", read off figure 7's plane"
+    mine = [
+        series(task, [(a, e) for a, e in zip(x.tolist(), error.tolist(), strict=True) if math.isfinite(e)], line=True)
+        for task, error in errors.items()
+    ]
+    drawn = panel("", series("test, the paper's ends", ends, "paper"), *mine)
+    return curves(
+        part, [drawn], title="Error along the line", x=f"from {first} at 0 to {second} at 1{read_off}", y="error, %"
+    )
 
 
-def section(plane: Surface) -> Surface | None:
-    """From SGD_f to S-SGD and a fifth beyond either, between the plane's points: the paper's figure 2 is such a one."""
-    names = [plain(name) for name in plane.names]
-    if not {"sgdf", "ssgd"} <= set(names):
-        return None
-    a, b = (plane.arrays["anchors"][names.index(name)] for name in ("sgdf", "ssgd"))
-    at = np.linspace(-0.2, 1.2, SECTIONS).round(6)
-    heights = {
-        name: np.stack([_between(plane, h, a + at[:, None] * (b - a)) for h in plane.arrays[name]]) for name in HEIGHTS
-    }
-    ends = np.array([[0.0], [1.0]])
-    arrays = {"x": at, "y": np.zeros(0), **heights, "anchors": ends}
-    return Surface(plane.experiment, plane.label, ["SGD_f", "S-SGD"], plane.tasks, arrays)
+def chosen_spectra(name: str, measured: Measured) -> dict[str, Spectrum]:
+    return {label: s for (of, label), s in measured.spectra.items() if of in SPECTRA and label in SPECTRA[name]}
 
 
-def _between(plane: Surface, heights: Array, points: Array) -> Array:
-    """Bilinear; nan outside of the plane."""
-    axes = [plane.arrays[axis] for axis in ("x", "y")]
-    lows, shares = [], []
-    for axis, values in zip(axes, points.T, strict=True):
-        slack = 1e-9 * (axis[-1] - axis[0])
-        low = np.clip(np.searchsorted(axis, values) - 1, 0, len(axis) - 2)
-        outside = (values < axis[0] - slack) | (values > axis[-1] + slack)
-        lows.append(low)
-        shares.append(np.where(outside, np.nan, (values - axis[low]) / (axis[low + 1] - axis[low])))
-    (i, j), (u, v) = lows, shares
-    near = (1 - u) * heights[i, j] + u * heights[i + 1, j]
-    far = (1 - u) * heights[i, j + 1] + u * heights[i + 1, j + 1]
-    return np.asarray((1 - v) * near + v * far)
-
-
-def chosen_spectra(name: str, measured: Measured) -> list[Spectrum]:
-    found = [s for s in measured.spectra if s.experiment in SPECTRA]
-    noisy = {"figA4": (False,), "figA5": (True,), "figA6": (False, True)}[name]
-    return [s for s in found if is_noisy(s) in noisy]
-
-
-def is_noisy(spectrum: Spectrum) -> bool:
-    """Whether it is of both signs, by the name of its file."""
-    return spectrum.label == "both"
-
-
-def solution(spectrum: Spectrum) -> str:
-    return "S-SGD" if is_noisy(spectrum) else "SGD"
+def size_of(spectrum: Spectrum) -> tuple[int, int, int]:
+    """Returns the number of images that the Hessian is of, of Lanczos' steps, and of probes."""
+    probes, steps = spectrum.values.shape
+    return spectrum.samples, steps, probes
 
 
 def is_small(spectrum: Spectrum) -> bool:
-    return any(mine < whole for mine, whole in zip(spectrum.size, WHOLE_SPECTRUM, strict=True))
+    return any(mine < whole for mine, whole in zip(size_of(spectrum), WHOLE_SPECTRUM, strict=True))
 
 
-def density_chart(part: Experiment, spectra: list[Spectrum]) -> Chart:
+def densities(spectra: dict[str, Spectrum]) -> list[Chart]:
     """Bells of one width, a hundredth of the widest range, so that heights compare; below 1e-8 nothing is drawn."""
-    series = []
-    if spectra:
-        low, high = min(s.smallest for s in spectra), max(s.largest for s in spectra)
-        span = (high - low) or 1.0
-        grid = np.linspace(low - span / 20, high + span / 20, POINTS)
-        for spectrum in spectra:
-            density = spectrum.density(grid, span / 100)
-            points = [(x, d if d > 1e-8 else None) for x, d in zip(grid.tolist(), density.tolist(), strict=True)]
-            samples, steps, probes = spectrum.size
-            size = f" (small: {samples:,} images, {steps} steps, {probes} probes)" if is_small(spectrum) else ""
-            series.append(curve(f"{solution(spectrum)}{size}", points, False, int(is_noisy(spectrum))))
-    return chart(part.name, part.x, part.y, series, logarithmic=True)
+    if not spectra:
+        return [panel("")]
+    low, high = min(s.smallest for s in spectra.values()), max(s.largest for s in spectra.values())
+    span = (high - low) or 1.0
+    grid = np.linspace(low - span / 20, high + span / 20, 241)
+    drawn = []
+    for label, spectrum in spectra.items():
+        _, density, _ = spectrum.density(grid, span / 100)
+        points = [(x, d if d > 1e-8 else None) for x, d in zip(grid.tolist(), density.tolist(), strict=True)]
+        samples, steps, probes = size_of(spectrum)
+        size = f" (small: {samples:,} images, {steps} steps, {probes} probes)" if is_small(spectrum) else ""
+        drawn.append(series(SOLUTIONS[label] + size, points, line=True))
+    return [panel("", *drawn)]
 
 
 def spectrum_outcomes(name: str, measured: Measured) -> list[Outcome]:
     """The largest eigenvalue; in figure A6 whether SGD's is the larger, which is what the paper claims."""
     found = chosen_spectra(name, measured)
     if name != "figA6":
-        shown = [_measured_once(_eigenvalue(solution(s)), s.largest, OURS_ALONE) for s in found]
-        return shown or [Outcome(_eigenvalue("–"), NOT_RUN, {})]
-    cell = _eigenvalue("above 0 in the paper", ", SGD minus S-SGD")
-    largest = [[s.largest for s in found if is_noisy(s) is noisy] for noisy in (False, True)]
-    if not all(largest):
-        return [Outcome(cell, NOT_RUN, {})]
-    difference = float(np.mean(largest[0]) - np.mean(largest[1]))
-    if any(map(is_small, found)):
-        return [_measured_once(cell, difference, UNDECIDED, small=True)]
-    return [_measured_once(cell, difference, REPRODUCED if difference > 0 else BELOW)]
+        shown = [_measured_once(SOLUTIONS[label], s.largest, OURS_ALONE) for label, s in found.items()]
+        return shown or [_measured_once("–", None, NOT_RUN)]
+    what = "above 0 in the paper", ", SGD minus S-SGD"
+    if len(found) < 2:
+        return [_measured_once(what[0], None, NOT_RUN, what[1])]
+    difference = found["base"].largest - found["both"].largest
+    small = any(map(is_small, found.values()))
+    verdict = UNDECIDED if small else REPRODUCED if difference > 0 else BELOW
+    return [_measured_once(what[0], difference, verdict, what[1], small)]
 
 
-def baseline_chart(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
-    series = []
-    for place, (data, paper) in enumerate(targets_of_sgd().items()):
-        mine = [(o.cell.x, o.sample.mean - paper, o.sample.sd) for o in found if o.cell.column == data and o.sample]
-        series += [curve(data, mine, False, place)] if mine else []
+def _measured_once(column: str, value: float | None, verdict: str, what: str = "", small: bool = False) -> Outcome:
+    cell = Cell("figA6", None, f"largest eigenvalue{what}", column)
+    once = Reading({}) if value is None else Reading({0: value}, Sample(value, math.nan, 1))
+    return Outcome(cell, verdict, once, small=small)
+
+
+def baseline_chart(part: Experiment, outcomes: Sequence[Outcome]) -> Chart:
     tried = [cell.x for cell in part.cells if cell.x]
-    series.append(curve("the paper's SGD", [(x, 0.0) for x in (min(tried), max(tried))], True, 7))
-    axes = "weight decay", "test accuracy minus the paper's, points"
-    return [chart("baseline", *axes, series, scale="log")]
+    panels = []
+    for data, paper in targets_of_sgd().items():
+        mine = [point for o in outcomes if o.cell.column == data for point in ours(o.ours, o.cell.x)]
+        off = [(x, mean - paper, sd, [value - paper for value in seeds]) for x, mean, sd, seeds in mine]
+        theirs = series("the paper's SGD", [(x, 0.0) for x in (min(tried), max(tried))], "paper", line=True)
+        panels.append(panel(data, theirs, series("ours", off)))
+    y = "test accuracy minus the paper's, points"
+    return curves(part, panels, title="SGD's accuracy by weight decay", x="weight decay", y=y, scale="log")
 
 
-def units_chart(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
-    theirs = targets()["fig3_noise_level"]["curves"]["S-SGD"]
-    series = [curve("S-SGD", [(p["level"], p["mean"], p["half_width"]) for p in theirs], True, 0)]
-    for place, distribution in enumerate(dict.fromkeys(cell.column for cell in part.cells)):
-        mine = [o for o in found if o.cell.column == distribution]
-        points = [(o.cell.x, o.sample.mean, o.sample.sd) for o in mine if o.sample]
-        series += [curve(distribution, points, False, place)] if points else []
-        own = [(o.cell.x, o.own.mean, o.own.sd) if o.own else (o.cell.x, None) for o in mine]
-        name = f"{distribution}, statistics of the training"
-        series += [curve(name, own, False, (3, 6)[place])] if any(o.own for o in mine) else []
-    return [chart(part.name, part.x, part.y, series)]
+def forests(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
+    """Gains, which nets and data sets of any accuracy can show on one axis: a chart for each kind of figure.
 
-
-def price_chart(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
-    """Gains, so that nets and data sets of any accuracy share one axis."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+    Their groups are what the lines share, and of the settings the methods, so that each is one row of its method.
+    """
+    settings = part.name == "ablations"
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    line: dict[str, Any] = {}
     for one in found:
-        if drawn := interval(one):
-            rows.setdefault(one.cell.column, []).append(drawn)
-    groups = [{"name": name, "rows": mine} for name, mine in rows.items()]
-    title = "test accuracy minus SGD's, points, and its 95 % interval"
-    return [chart(part.name, title, "", [], groups=groups)] if groups else []
+        if not one.ours.differences or one.cost is None:
+            continue
+        group, name = (one.cell.row, one.cell.column) if settings else (one.cell.column, one.cell.row)
+        rows.setdefault(one.cell.metric.rpartition("_")[2], {}).setdefault(group, []).append(gain_of(one, name))
+        if settings and one.paper_gain is not None:
+            line = {"line": {"at": one.paper_gain, "label": f"the paper's both signs, +{one.paper_gain:.2f}"}}
+    held_out = " on images held out" if part.name in ("tune", "front") else ""
+    return [
+        {
+            "name": part.name if len(rows) == 1 else f"{part.name}-{kind}",
+            "title": f"What each method gains over {part.base}{held_out}",
+            "x": f"gain, {UNITS.get(kind, kind)}",
+            "caption": GAINS.format(base=part.base),
+            "groups": [{"name": name, "rows": mine} for name, mine in groups.items()],
+            **line,
+        }
+        for kind, groups in rows.items()
+    ]
 
 
-def task_charts(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
-    """A chart for each task: they have nothing in common but the base's being at 0."""
-    drawn = []
-    for column in dict.fromkeys(one.cell.column for one in found):
-        task, _, figure = column.partition(", ")
-        rows = [row for one in found if one.cell.column == column and (row := interval(one))]
-        title, groups = f"gain over the base: {figure}", [{"name": task, "rows": rows}]
-        drawn += [chart(f"{part.name}-{task}", title, "", [], groups=groups)] if rows else []
-    return drawn
+def gain_of(one: Outcome, name: str) -> dict[str, Any]:
+    """A row of a forest: the gain, above 0 where it is better."""
+    gain = one.ours.gain
+    assert gain is not None
+    low, high = sorted((one.sign * gain.low, one.sign * gain.high))
+    seeds = [one.sign * value for value in one.ours.differences.values()]
+    numbers = {"mean": one.sign * gain.middle, "low": low, "high": high, "paper": one.paper_gain, "cost": one.cost}
+    return {
+        "name": name,
+        "count": len(seeds),
+        "seeds": digits(seeds),
+        **{key: digits(value) for key, value in numbers.items()},
+    }
 
 
-QUESTIONS = {
-    "baseline": baseline_chart,
-    "noise_units": units_chart,
-    "equal_cost": price_chart,
-    "other_tasks": task_charts,
-}
+def passes_chart(found: Sequence[Outcome]) -> Chart:
+    """Test accuracy against passes, where most was run: a panel for each cost, in it a point for each method."""
+    column = found[0].cell.column
+    panels: dict[float, list[Series | None]] = {}
+    for one in sorted(found, key=lambda one: one.passes or 0.0):
+        if one.cell.column == column and one.passes and len(one.ours.values) > 1:
+            panels.setdefault(one.passes, []).append(series(one.cell.row, ours(one.ours, -0.47), beside=True))
+    return {
+        "name": "passes",
+        "title": f"Test accuracy against passes over the data: {column}",
+        "x": "",
+        "y": "test accuracy, %",
+        "scale": "names",
+        "names": [""],
+        "caption": "Means ± standard deviations of the methods with several seeds.",
+        "panels": [panel(f"{passes:g} passes", *drawn) for passes, drawn in panels.items()],
+    }
 
 
-def interval(one: Outcome) -> dict[str, Any] | None:
-    """The gain, above 0 where it is better. Of one seed there is no interval: its ends are null."""
-    found = one.difference
-    if found is None or one.passes is None:
-        return None
-    sign = 1 if one.cell.metric.endswith("accuracy") else -1
-    low, high = sorted((sign * found.low, sign * found.high)) if found.count > 1 else (None, None)
-    ends = {"mean": sign * found.mean, "low": low, "high": high}
-    return {"name": one.cell.row, "passes": one.passes, **ends, "seeds": found.count}
+def _panel_of(part: Experiment, cell: Cell) -> str:
+    return cell.column if part.x_scale == "names" or not part.part else cell.row
 
 
-def surface_of(surface: Surface) -> dict[str, Any]:
-    """A plane to be turned: heights by part of the data, loss and error, with the solutions as points on it."""
-    a = surface.arrays
-    heights = {}
-    for i, task in enumerate(surface.tasks):
-        for what, values in (("loss", a["losses"][i]), ("error, %", a["errors"][i])):
-            if np.isfinite(values).any():
-                heights[f"{task} {what}"] = [[_digits(v) for v in row] for row in values.tolist()]
-    points = [[_digits(v) for v in at] for at in a["anchors"].tolist()]
-    x, y = ([_digits(v) for v in a[axis].tolist()] for axis in ("x", "y"))
-    return {"name": surface.label, "x": x, "y": y, "heights": heights, "names": surface.names, "points": points}
+def _names(part: Experiment) -> list[str]:
+    return list(dict.fromkeys(cell.row for cell in part.cells)) if part.x_scale == "names" else []
 
 
-def finite(x: Array, y: Array) -> list[tuple[float, float]]:
-    return [(float(a), float(b)) for a, b in zip(x, y, strict=True) if math.isfinite(b)]
+def _primary(one: Outcome) -> Reading:
+    return one.ours
 
 
-def _measured_once(cell: Cell, value: float, verdict: str, small: bool = False) -> Outcome:
-    return Outcome(cell, verdict, {0: value}, Sample(value, math.nan, 1), small=small)
-
-
-def _eigenvalue(column: str, what: str = "") -> Cell:
-    return Cell("figA6", None, f"largest eigenvalue{what}", column)
-
-
-def _start(part: Experiment, mine: Sequence[Outcome], placed: Sequence[Outcome]) -> Outcome | None:
-    base = mine[0].cell.base
-    return next((o for o in placed if o.cell is base), None) if part.from_zero else None
-
-
-def _curve_name(cell: Cell, by_column: bool) -> str:
-    return cell.column if by_column else cell.row
+def _secondary(one: Outcome) -> Reading | None:
+    return one.own
 
 
 def _mean_sd(values: Array) -> list[tuple[float, float]]:
     spread = values.std(0, ddof=1) if len(values) > 1 else np.full(values.shape[1], np.nan)
     return list(zip(values.mean(0).tolist(), spread.tolist(), strict=True))
-
-
-def _short(point: Sequence[float | None]) -> list[float | None]:
-    x, y, *spread = (_digits(value) for value in point)
-    return [x, y, *(s for s in spread if s is not None)]
-
-
-def _digits(value: float | None) -> float | None:
-    """Five of them: the page stays small, and JSON has no nan."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")

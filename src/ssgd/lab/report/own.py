@@ -1,60 +1,40 @@
-"""Runs of one's own: the rows that no number of the paper and no question of ours asks for."""
+"""Runs of one's own, as a question: the trainings that no number of the paper and no question of ours asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 
 from ..experiments.catalogue import experiments
+from ..experiments.cells import Cell, Experiment
 from ..experiments.identity import identity
 from ..experiments.rows import FIGURES, Results, Row
-from ..experiments.statistics import Difference, Sample, paired, sample
-from .outcomes import figures
+
+ABOUT = (
+    "What is no number of the paper and no question of ours: test figures of the last epoch over the seeds. The "
+    "difference is to the same training by the plain base, seed by seed."
+)
 
 
-@dataclass(frozen=True)
-class Own:
-    """The runs of one training over its seeds, and their differences to the same training by the plain base.
-
-    ``what`` is the figure, such as "accuracy, %"; ``sample`` is None where every seed diverged.
-    """
-
-    name: str
-    model: str
-    data: str
-    method: str
-    what: str
-    sample: Sample | None
-    difference: Difference | None
-    diverged: tuple[int, ...]
-
-
-def own_runs(results: Results) -> list[Own]:
-    """Returns the trainings that are no cell's, those of the same data and model together."""
-    cells = {cell.identity for one in experiments() for cell in (*one.cells, *one.also)}
-    every: dict[str, dict[int, Row]] = {}
-    for row in results.rows:
-        if row.get("recipe") and row.get("scale") != "smoke":
-            every.setdefault(identity(row.recipe), {}).setdefault(row.seed, row)
-    own = [_own(key, rows, every) for key, rows in every.items() if key not in cells]
-    order = [(one.data, one.model) for one in own]
-    return sorted(own, key=lambda one: order.index((one.data, one.model)))
+def own_runs(results: Results) -> Experiment:
+    """Returns a cell for each such training, those of the same data and model together."""
+    known = {cell.identity for one in experiments() for cell in (*one.cells, *one.also)}
+    cells: dict[str, Cell] = {}
+    for rows in results.trainings():
+        row = next(iter(rows.values()))
+        if row.get("recipe"):
+            metric = next((f"test_{name}" for name in FIGURES if _have(rows.values(), f"test_{name}")), "test_accuracy")
+            unit = metric.removeprefix("test_") + ("" if metric.endswith("perplexity") else ", %")
+            method = " then ".join(dict.fromkeys(phase.label for phase in row.recipe.schedule.phases))
+            line = f"{row['experiment']}: {method}", f"{row['model']}, {row['data']}, {unit}"
+            cell = Cell(row["experiment"], partial(getattr, row, "recipe"), *line, metric=metric)
+            cells[cell.identity] = cell
+    mine = [cell for key, cell in cells.items() if key not in known]
+    bases = [cells.get(identity(replace(cell.unnamed, method="base", level=None, settings={}))) for cell in mine]
+    based = (replace(cell, base=None if base is cell else base) for cell, base in zip(mine, bases, strict=True))
+    return Experiment("own", "Your runs", ABOUT, tuple(based), base="the base")
 
 
-def _own(key: str, rows: Mapping[int, Row], every: Mapping[str, Mapping[int, Row]]) -> Own:
-    one = next(iter(rows.values()))
-    metric = next(
-        (name for name in FIGURES if any(row.metric(f"test_{name}") is not None for row in rows.values())), ""
-    )
-    base = identity(replace(one.recipe, method="base", level=None, settings={}))
-    ours, theirs = (figures(of, f"test_{metric}") for of in (rows, every.get(base, {})))
-    return Own(
-        one["experiment"],
-        one["model"],
-        one["data"],
-        " then ".join(dict.fromkeys(phase.label for phase in one.recipe.schedule.phases)),
-        metric if metric in ("", "perplexity") else f"{metric}, %",
-        sample(ours.values()) if ours else None,
-        paired(ours, theirs) if base != key else None,
-        tuple(seed for seed, row in rows.items() if row.diverged),
-    )
+def _have(rows: Iterable[Row], metric: str) -> bool:
+    return any(row.metric(metric) is not None for row in rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,20 @@ from ...files import make_room, write_whole
 from ..experiments.catalogue import experiments
 from ..experiments.cells import Experiment
 from ..experiments.rows import Results
-from .answers import answer, counted, gains_of_the_paper
-from .charts import SPECTRA, Chart, charts_of, spectrum_outcomes, surface_of
-from .measured import Measured, read_measured
+from .answers import GROUPS, answer, bars, counted, gains_of_the_paper, headline
+from .charts import SPECTRA, Chart, charts_of, spectrum_outcomes
 from .outcomes import Judge, Outcome, compared, tally
 from .own import own_runs
+from .surfaces import Measured, read_measured, surface_of
 from .verdicts import NOT_RUN, RULE, rates
-from .wording import number, signed, spread
+from .wording import gained, number, signed, spread
+
+GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A part of the paper, or a question of our own, as the page shows it."""
+    """A part of the paper, a question of our own, or runs of one's own, as the page shows it."""
 
     part: Experiment
     outcomes: list[Outcome]
@@ -34,33 +36,35 @@ class Shown:
         return tally([one.verdict for one in self.outcomes])
 
     @property
-    def gain_counts(self) -> dict[str, int]:
-        return tally([one.gain_verdict for one in self.outcomes])
-
-    @property
     def verdict(self) -> str:
         """The verdicts of the whole part in words."""
         if set(self.counts) == {NOT_RUN}:
             return NOT_RUN
         told = ", ".join(f"{count} {name}" for name, count in self.counts.items())
-        gains = ", ".join(f"{count} {name}" for name, count in self.gain_counts.items())
-        return f"{told}; gains: {gains}" if gains else told
+        gains = tally([one.gain_verdict for one in self.outcomes])
+        return "; gains: ".join(filter(None, (told, ", ".join(f"{count} {name}" for name, count in gains.items()))))
 
     @property
-    def run(self) -> list[Outcome]:
-        return [o for o in self.outcomes if o.verdict != NOT_RUN]
+    def run(self) -> dict[str, list[Outcome]]:
+        """The lines of what was run, by what they share."""
+        of_the_paper = [one for one in self.outcomes if one.verdict != NOT_RUN]
+        return self._grouped(of_the_paper if self.part.part else compared(self.outcomes))
 
     @property
-    def to_run(self) -> list[Outcome]:
-        return [o for o in self.outcomes if o.verdict == NOT_RUN]
+    def to_run(self) -> dict[str, list[Outcome]]:
+        """The lines of the paper's numbers that were not."""
+        return self._grouped([one for one in self.outcomes if self.part.part and one.verdict == NOT_RUN])
 
-    @property
-    def by_column(self) -> dict[str, list[Outcome]]:
-        """The lines of a question, by what they share."""
+    def _grouped(self, outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
         found: dict[str, list[Outcome]] = {}
-        for one in compared(self.outcomes):
-            found.setdefault(one.cell.column, []).append(one)
+        for one in outcomes:
+            found.setdefault(one.cell.row if self.along_rows else one.cell.column, []).append(one)
         return found
+
+    @property
+    def along_rows(self) -> bool:
+        """Whether lines belong together by their row, as along a curve of a figure of the paper."""
+        return bool(self.part.part) and self.part.x_scale != "names" and any(c.x is not None for c in self.part.cells)
 
     @property
     def answer(self) -> str:
@@ -72,7 +76,16 @@ class Shown:
 
     def has(self, figure: str) -> bool:
         """Whether a line has such a figure."""
-        return any(getattr(one, figure) for one in compared(self.outcomes))
+        return any(getattr(one, figure) for one in self.outcomes if one.ours.sample)
+
+    @property
+    def has_gains(self) -> bool:
+        return any(one.ours.gain or one.cell.gain is not None for one in self.outcomes)
+
+    @property
+    def ours_called(self) -> str:
+        """What the column of our figures is called."""
+        return "ours" if self.part.part else "held out, %" if self.part.name in ("tune", "front") else "test"
 
 
 def write(results: str | Path, out: str | Path) -> str:
@@ -103,20 +116,23 @@ def render(results: Results, measured: Measured) -> str:
     every = [show(one, judge, measured) for one in experiments()]
     shown, asked = [s for s in every if s.part.part], [s for s in every if not s.part.part]
     found = [one for s in shown for one in s.outcomes]
-    summary = next((first_group(c) for s in asked if s.part.name == "equal_cost" for c in s.charts), None)
-    drawn = [c for s in every for c in s.charts] + ([summary] if summary else [])
+    any_of_cells = any(one.verdict != NOT_RUN for s in every for one in s.outcomes)
+    own = show(replace(own_runs(results), title="Other runs" if any_of_cells else "Your runs"), judge, measured)
+    first = next((first_group(chart) for s in asked if s.part.name == "equal_cost" for chart in s.charts[:1]), None)
     rows = [row for row in results.rows if row.get("scale") != "smoke"]
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the order of heights is that of the choice
-    environment.filters.update(number=number, spread=spread, signed=signed)
+    environment.filters.update(number=number, spread=spread, signed=signed, gained=gained, group=GROUP_OF.get)
     page: str = environment.get_template("page.html").render(
         shown=shown,
         questions=asked,
-        own=own_runs(results),
-        any_of_cells=any(s.run for s in every),
-        summary=summary,
+        own=own if own.outcomes else None,
+        any_of_cells=any_of_cells,
+        headline=headline(judge),
+        first=first,
+        bars=bars(found),
         counted=counted(found),
         compared=gains_of_the_paper(found),
         runs=len(rows),
@@ -125,22 +141,25 @@ def render(results: Results, measured: Measured) -> str:
         rates=rates(),
         complaints=[*results.skipped, *measured.complaints],
         smoke=len(results.rows) - len(rows),
-        data={"charts": drawn, "surfaces": {s.part.name: s.surfaces for s in shown if s.surfaces}},
+        data={
+            "charts": [*(c for s in [*every, own] for c in s.charts), *([first] if first else [])],
+            "surfaces": {s.part.name: s.surfaces for s in shown if s.surfaces},
+        },
         css=asset("page.css"),
-        scripts=[asset(name) for name in ("charts.js", "intervals.js", "surface.js", "page.js")],
+        scripts=[asset(name) for name in ("curves.js", "forest.js", "surface.js", "page.js")],
     )
     return page
 
 
 def show(part: Experiment, judge: Judge, measured: Measured) -> Shown:
     found = spectrum_outcomes(part.name, measured) if part.name in SPECTRA else judge.outcomes(part)
-    surfaces = [surface_of(plane) for plane in measured.planes(part.name)]
+    surfaces = [surface_of(label, plane) for label, plane in measured.planes(part.name).items()]
     return Shown(part, found, charts_of(part, found, judge.results, measured), surfaces)
 
 
 def first_group(chart: Chart) -> Chart:
     """What the whole chart begins with, for the top of the page."""
-    return {**chart, "name": "summary", "groups": chart["groups"][:1]}
+    return {**chart, "name": "first", "groups": chart["groups"][:1]}
 
 
 def device_name(device: object) -> str:

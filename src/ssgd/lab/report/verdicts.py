@@ -33,7 +33,8 @@ RULE = (
     "measured by the largest gain that the paper counts from it. Test accuracies are those with batch-norm's "
     "statistics gathered again for the clean weights, where a run tells them. Calibrated: what the paper leaves "
     "open (weight decay, dropout, the distribution of the noise) was chosen by this very number, which is not "
-    "counted. A training counts once. Failed: the loss became nan or infinite for every seed."
+    "counted. A training counts once. Failed: the loss became nan or infinite for every seed. The interval of a gain "
+    "over our own base has the spread of all differences from that base, seed by seed."
 )
 
 
@@ -47,7 +48,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Interval:
-    """Ours minus the paper's, with its 95 % interval."""
+    """A difference with its 95 % interval; ``reach`` is nan where nothing tells the spread."""
 
     middle: float
     reach: float
@@ -76,6 +77,12 @@ def combined(a: Spread, b: Spread) -> Spread:
     """Returns the common spread of two that were found apart."""
     freedom = a.freedom + b.freedom
     return Spread(math.sqrt((a.freedom * a.sd**2 + b.freedom * b.sd**2) / freedom), freedom)
+
+
+def spanned(difference: float, spread: Spread | None, share: float) -> Interval:
+    """Returns the interval of a difference of two means whose spread is one; a share is the sum of their 1 / n."""
+    reach = quantile(spread.freedom) * spread.sd * math.sqrt(share) if spread else math.nan
+    return Interval(difference, reach)
 
 
 def welch(difference: float, ours: Spread, share: float, theirs: Spread, their_share: float) -> Interval:
