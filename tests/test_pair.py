@@ -10,7 +10,7 @@ from torch.optim import SGD
 
 from ssgd import SSGD, methods
 from ssgd.lab import models
-from ssgd.lab.train.kinds import Images
+from ssgd.lab.train.kinds import Images, Language
 from ssgd.lab.train.steps import BatchCounters, PairStep, Step, can_pair, unchanged
 
 
@@ -51,6 +51,28 @@ def test_running_statistics_take_plus_then_minus(name):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
         else:
             assert torch.equal(a, b) and a.item() == 8  # two passes in each of four steps
+
+
+@pytest.mark.parametrize("name", ["both", "split"])
+def test_an_lstm_remembers_what_it_does_in_turn(name):
+    """Each pass has a slot of its own for the state in which it ends; weights and state are bitwise those in turn."""
+    found = []
+    for kind in (Step, PairStep):
+        torch.manual_seed(0)
+        net, method, numbers = models.build("lstm-tiny", 11), methods.get(name), torch.Generator().manual_seed(1)
+        net.reset(6)
+        opt = method.build(SGD(net.parameters(), lr=0.5, fused=True), net, noise=0.2, seed=3)
+        assert can_pair(opt, net)
+        step = kind(method, opt, net, Language().objective, nullcontext, torch.zeros(3), clip=1.0)
+        for _ in range(4):
+            words = torch.randint(11, (6, 8), generator=numbers)
+            step(words[:, :-1], words[:, 1:])
+        found.append([net.carried(), step.sums, *(p.detach() for p in net.parameters())])
+        flat = [weight for layer in net.layers for weight in layer._flat_weights]
+        assert all(any(weight is p for p in net.parameters()) for weight in flat)  # not those of a pass
+        assert not any(layer._weights_have_changed() for layer in net.layers)
+    assert found[0][0].abs().sum() > 0
+    assert all(map(torch.equal, *found))
 
 
 def test_dropout_masks_are_those_of_passes_in_turn():

@@ -27,64 +27,18 @@ def tiny_lstm(classes: int, channels: int = 1) -> LanguageModel:
     return LanguageModel(classes, 32, 2, 0.1, 0.3)
 
 
-class LanguageModel(nn.Module):
-    """Embedding, LSTM layers and a linear layer, with dropout before each layer but the embedding: on forward paths.
+class Remembering(nn.Module):
+    """A net with a state for each row of a batch, kept between steps and through the passes of one.
 
-    ``net(x)`` takes words [rows, steps] and returns logits [rows, steps, vocabulary]; it goes on from what its
-    ``memory`` holds for each row. ``reset(rows)`` comes first, and in training ``carry()`` after every step.
+    ``reset(rows)`` comes first, and in training ``carry()`` after every step. In training all passes of a step begin at
+    the same state. A pass takes the rows that follow those of the pass before, and after the last one the first again:
+    so both signs have all rows, or a half each. ``carry()`` makes the mean of where the passes ended the state, row by
+    row. Ends are summed up in two slots, in which passes take turns, so that two may run at the same time. The tensors
+    stay where they are, as a CUDA graph needs it. In evaluation a call begins where the call before ended, in a state
+    of its own.
     """
 
-    _ddp_params_and_buffers_to_ignore: ClassVar[list[str]] = ["memory.state", "memory.ends", "memory.passes"]
-
-    def __init__(self, vocabulary: int, width: int, layers: int, dropout: float, initial_range: float) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        # layer by layer: cuDNN's dropout between its own layers would not be a function of torch's seed
-        self.layers = nn.ModuleList(nn.LSTM(width, width, batch_first=True) for _ in range(layers))
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(width, vocabulary)
-        self.memory = Memory(2, layers, width)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -initial_range, initial_range)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = self.memory.begin(len(x))
-        ends = []
-        out = self.embedding(x)
-        for i, layer in enumerate(self.layers):
-            h, c = state[:, :, i].transpose(0, 1).unsqueeze(1).contiguous()
-            out, end = layer(self.dropout(out), (h, c))
-            ends.append(torch.cat(end))
-        self.memory.end(torch.stack(ends, 2).transpose(0, 1).detach())
-        logits: Tensor = self.head(self.dropout(out))
-        return logits
-
-    def reset(self, rows: int) -> None:
-        """Forgets the text: a batch of so many rows begins. In eval mode, one of an evaluation."""
-        self.memory.reset(rows, self.head.weight)
-
-    def carry(self) -> None:
-        """Ends a training step: the next one goes on from the mean of the states that this one's passes ended in."""
-        self.memory.carry()
-
-    def carried(self) -> Tensor:
-        """Returns the state that training carries from step to step, rows first, for a checkpoint."""
-        return self.memory.carried()
-
-    def carry_from(self, carried: Tensor) -> None:
-        """Lets training go on from a state that carried() returned."""
-        self.memory.carry_from(carried, self.head.weight)
-
-
-class Memory(nn.Module):
-    """The state of each row of a batch, between steps and through the passes of one.
-
-    In training all passes of a step begin at the same state. A pass takes the rows that follow those of the pass
-    before, and after the last one the first again: so both signs have all rows, or a half each. Where the passes end is
-    summed up, and ``carry()`` makes their mean the state, row by row. The tensors stay where they are, as a CUDA graph
-    needs it. In evaluation a call begins where the call before ended, in a state of its own.
-    """
-
+    _ddp_params_and_buffers_to_ignore: ClassVar[list[str]] = ["state", "ends", "passes"]
     state: Tensor | None
     ends: Tensor | None
     passes: Tensor | None
@@ -92,19 +46,19 @@ class Memory(nn.Module):
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self._shape = shape
-        self._row = 0  # where the next pass begins
+        self._row, self._slot = 0, 0  # of the next pass
         self._evaluated: Tensor | None = None
         for name in ("state", "ends", "passes"):
             self.register_buffer(name, None, persistent=False)
 
-    def reset(self, rows: int, like: Tensor) -> None:
-        """Sets zeros for so many rows, on the device of ``like``."""
+    def reset(self, rows: int) -> None:
+        """Forgets everything: a batch of so many rows begins. In eval mode, one of an evaluation."""
         if rows < 1:
             raise ValueError(f"a batch needs at least 1 row, not {rows}")
         if self.training:
-            self._make(rows, like)
+            self._make(rows)
         else:
-            self._evaluated = self._zeros(rows, like)
+            self._evaluated = self._zeros(rows, *self._shape)
 
     def begin(self, rows: int) -> Tensor:
         """Returns the state in which the next pass over so many rows begins; an evaluation may end with fewer rows."""
@@ -127,42 +81,75 @@ class Memory(nn.Module):
             return
         assert self.state is not None and self.ends is not None and self.passes is not None
         rows = slice(self._row, self._row + len(state))
-        self.ends[rows] += state
-        self.passes[rows] += 1
-        self._row = rows.stop % len(self.state)
+        self.ends[self._slot, rows] += state
+        self.passes[self._slot, rows] += 1
+        self._row, self._slot = rows.stop % len(self.state), 1 - self._slot
 
     @torch.no_grad()
     def carry(self) -> None:
-        """Makes the mean of the ends the state; a row that no pass went over keeps its own."""
+        """Ends a training step: the next begins at the mean of the ends; a row that no pass went over keeps its own."""
         assert self.state is not None and self.ends is not None and self.passes is not None
-        passes = self.passes.view(-1, *[1] * len(self._shape))
-        self.state.copy_(torch.where(passes > 0, self.ends / passes.clamp_min(1), self.state))
+        passes = self.passes.sum(0).view(-1, *[1] * len(self._shape))
+        self.state.copy_(torch.where(passes > 0, self.ends.sum(0) / passes.clamp_min(1), self.state))
         self.ends.zero_()
         self.passes.zero_()
-        self._row = 0
+        self._row = self._slot = 0
 
     def carried(self) -> Tensor:
+        """Returns the state that training carries from step to step, rows first, for a checkpoint."""
         return torch.empty(0, *self._shape) if self.state is None else self.state.clone()
 
-    def carry_from(self, carried: Tensor, like: Tensor) -> None:
+    def carry_from(self, carried: Tensor) -> None:
+        """Lets training go on from a state that carried() returned."""
         if carried.shape[1:] != self._shape:
             raise ValueError(
                 f"what was carried has rows of {tuple(carried.shape[1:])}, this net's have {self._shape}: take its own"
             )
-        self._make(len(carried), like).copy_(carried)
+        self._make(len(carried)).copy_(carried)
 
-    def _make(self, rows: int, like: Tensor) -> Tensor:
+    def _make(self, rows: int) -> Tensor:
         """Sets all to zero, in new tensors only where the number of rows is another."""
         if self.state is None or self.ends is None or self.passes is None or len(self.state) != rows:
-            self.state, self.ends = self._zeros(rows, like), self._zeros(rows, like)
-            self.passes = torch.zeros(rows, dtype=like.dtype, device=like.device)
+            self.state, self.ends = self._zeros(rows, *self._shape), self._zeros(2, rows, *self._shape)
+            self.passes = self._zeros(2, rows)
         for tensor in (self.state, self.ends, self.passes):
             tensor.zero_()
-        self._row = 0
+        self._row = self._slot = 0
         return self.state
 
-    def _zeros(self, rows: int, like: Tensor) -> Tensor:
-        return torch.zeros(rows, *self._shape, dtype=like.dtype, device=like.device)  # whole, though like be a shard
+    def _zeros(self, *shape: int) -> Tensor:
+        like = next(self.parameters())
+        return torch.zeros(*shape, dtype=like.dtype, device=like.device)  # whole, though like be a shard
+
+
+class LanguageModel(Remembering):
+    """Embedding, LSTM layers and a linear layer, with dropout before each layer but the embedding: on forward paths.
+
+    ``net(x)`` takes words [rows, steps] and returns logits [rows, steps, vocabulary]; it goes on from what the net
+    remembers of each row.
+    """
+
+    def __init__(self, vocabulary: int, width: int, layers: int, dropout: float, initial_range: float) -> None:
+        super().__init__(2, layers, width)
+        self.embedding = nn.Embedding(vocabulary, width)
+        # layer by layer: cuDNN's dropout between its own layers would not be a function of torch's seed
+        self.layers = nn.ModuleList(nn.LSTM(width, width, batch_first=True) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(width, vocabulary)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -initial_range, initial_range)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.begin(len(x))
+        ends = []
+        out = self.embedding(x)
+        for i, layer in enumerate(self.layers):
+            h, c = state[:, :, i].transpose(0, 1).unsqueeze(1).contiguous()
+            out, end = layer(self.dropout(out), (h, c))
+            ends.append(torch.cat(end))
+        self.end(torch.stack(ends, 2).transpose(0, 1).detach())
+        logits: Tensor = self.head(self.dropout(out))
+        return logits
 
 
 @torch.no_grad()

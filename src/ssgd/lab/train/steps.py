@@ -23,6 +23,7 @@ from ...core.random_state import capturing
 from ...methods.registry import Method
 from ...optimizer import SSGD
 from ..compilation import compiled_for
+from ..models.lstm import Remembering
 from .kinds import Autocast, Objective
 
 
@@ -142,7 +143,8 @@ WARM_UP = 3  # torch asks for some steps on the stream before capture; compilati
 def can_pair(opt: PointOptimizer, model: nn.Module) -> bool:
     """Whether the passes may run at the same time and leave what they leave one after the other."""
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-    known = {id(b) for norm in norms for b in norm.buffers(recurse=False)}
+    remembering = [module for module in model.modules() if isinstance(module, Remembering)]
+    known = {id(b) for module in [*norms, *remembering] for b in module.buffers(recurse=False)}
     return (
         isinstance(opt, SSGD)
         and opt.mode == "both"
@@ -189,7 +191,7 @@ class PairStep(Step):
         parts: Sequence[tuple[Any, float]] = halves(batch) if self.method.halves else [(batch, 0.5)] * 2
         assert isinstance(self.opt, SSGD)
         sets = [self._leaves(moved) for moved in self.opt.both_points()]
-        with self.counters.held(), self._forked() as minus:
+        with self.counters.held(), flat_weights_kept(self.model), self._forked() as minus:
             found = [self._pass(sets[0], self.moved[0], parts[0][0])]
             with minus:
                 found.append(self._pass(sets[1], self.moved[1], parts[1][0]))
@@ -201,6 +203,8 @@ class PairStep(Step):
         if self.side is not None and not capturing():
             self.side.wait_stream(torch.cuda.current_stream())  # a run that shares it gets its memory once it is read
         self.counters.add(2)
+        if self.carry is not None:
+            self.carry()
         self._update()
 
     def _leaves(self, moved: dict[Tensor, Tensor]) -> Weights:
@@ -250,6 +254,22 @@ class PairStep(Step):
             yield torch.cuda.stream(self.side)
         finally:
             torch.cuda.current_stream().wait_stream(self.side)
+
+
+@contextmanager
+def flat_weights_kept(model: nn.Module) -> Iterator[None]:
+    """Lets recurrent layers be called with other weights than their own inside.
+
+    On CUDA such a layer brings the weights that it finds into one piece of memory. Once it had forgotten where its own
+    lie, it would move them too, and a captured graph would go on with the memory that they have left.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    kept = [(list(layer._flat_weights), layer._flat_weight_refs) for layer in layers]
+    try:
+        yield
+    finally:
+        for layer, (weights, refs) in zip(layers, kept, strict=True):
+            layer._flat_weights, layer._flat_weight_refs = weights, refs
 
 
 def laid_out_as(p: Tensor, gradient: Tensor | None) -> Tensor:
