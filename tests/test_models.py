@@ -11,8 +11,7 @@ from torch import nn
 
 from ssgd.lab.models import MODELS, build
 from ssgd.lab.models.convnets import vgg
-from ssgd.lab.models.imagenet_resnet import imagenet_resnet
-from ssgd.lab.models.resnet import PreActivated, cifar_resnet, wide_resnet
+from ssgd.lab.models.resnet import PreActivated, cifar_resnet, imagenet_resnet, wide_resnet
 
 COUNTS = {  # 10 classes and three channels, but 1,000 classes for ImageNet and one channel for the digits
     "resnet20": 269_722,

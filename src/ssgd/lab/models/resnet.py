@@ -1,4 +1,4 @@
-"""Residual nets for 32×32 images: ResNet (arXiv:1512.03385, section 4.2) and WideResNet (arXiv:1605.07146)."""
+"""ResNets (arXiv:1512.03385) and WideResNets (arXiv:1605.07146) for 32×32 images, and ResNets for ImageNet."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CifarResNet(nn.Module):
         for wider in (16, 32, 64):
             for i in range(blocks):
                 stride = 2 if wider > 16 and i == 0 else 1
-                body.append(Block(width, wider, stride, shortcut))
+                body.append(Basic(width, wider, stride, shortcut))
                 width = wider
         self.body = nn.Sequential(*body)
         self.head = nn.Linear(width, classes)
@@ -47,24 +47,30 @@ class CifarResNet(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class Basic(nn.Module):
     """Two 3×3 convolutions and the shortcut around them."""
 
-    def __init__(self, width: int, channels: int, stride: int, shortcut: str) -> None:
+    expansion = 1
+
+    def __init__(self, width: int, inner: int, stride: int, shortcut: str = "B") -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(width, channels, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(channels)
-        self.shortcut: nn.Module = nn.Identity()
-        if width != channels:
-            self.shortcut = (
-                ZeroPadded(stride, channels - width) if shortcut == "A" else Projected(width, channels, stride)
-            )
+        self.conv1 = nn.Conv2d(width, inner, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.downsample = _shortcut(width, inner, stride, shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+
+
+def _shortcut(width: int, wider: int, stride: int, kind: str = "B") -> nn.Module:
+    if width == wider and stride == 1:
+        return nn.Identity()
+    if kind == "A":
+        return ZeroPadded(stride, wider - width)
+    return nn.Sequential(nn.Conv2d(width, wider, 1, stride, bias=False), nn.BatchNorm2d(wider))
 
 
 class ZeroPadded(nn.Module):
@@ -76,13 +82,6 @@ class ZeroPadded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(x[:, :, :: self.stride, :: self.stride], self.padding)
-
-
-class Projected(nn.Sequential):
-    """A strided 1×1 convolution with batch-norm."""
-
-    def __init__(self, width: int, channels: int, stride: int) -> None:
-        super().__init__(nn.Conv2d(width, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
 
 
 def wide_resnet(depth: int, widen: int, classes: int, channels: int = 3) -> nn.Module:
@@ -142,3 +141,70 @@ def he_normal(net: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+# --- for ImageNet -----------------------------------------------------------------------------------------------------
+
+
+def imagenet_resnet(depth: int, classes: int, channels: int = 3) -> nn.Module:
+    """Builds ResNet18 or 50 with torchvision's parameter names: its checkpoints load.
+
+    As there, a bottleneck strides in its 3×3 convolution (v1.5), not in a 1×1.
+    """
+    if depth == 18:
+        return ImageNetResNet(Basic, (2, 2, 2, 2), classes, channels)
+    if depth == 50:
+        return ImageNetResNet(Bottleneck, (3, 4, 6, 3), classes, channels)
+    raise ValueError(f"no ResNet{depth} for ImageNet: the depths are 18 and 50")
+
+
+class ImageNetResNet(nn.Module):
+    """Four stages of 64, 128, 256 and 512 channels (four times as many behind bottlenecks)."""
+
+    def __init__(
+        self, block: type[Basic] | type[Bottleneck], blocks: tuple[int, int, int, int], classes: int, channels: int
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.layer1 = _stage(block, blocks[0], 64, 64, stride=1)
+        self.layer2 = _stage(block, blocks[1], 64 * block.expansion, 128, stride=2)
+        self.layer3 = _stage(block, blocks[2], 128 * block.expansion, 256, stride=2)
+        self.layer4 = _stage(block, blocks[3], 256 * block.expansion, 512, stride=2)
+        self.fc = nn.Linear(512 * block.expansion, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        out: Tensor = self.fc(x.mean((2, 3)))
+        return out
+
+
+class Bottleneck(nn.Module):
+    """A 3×3 convolution between two of 1×1, the last four times as wide."""
+
+    expansion = 4
+
+    def __init__(self, width: int, inner: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, inner, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, inner * self.expansion, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(inner * self.expansion)
+        self.downsample = _shortcut(width, inner * self.expansion, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+def _stage(block: type[Basic] | type[Bottleneck], blocks: int, width: int, inner: int, stride: int) -> nn.Sequential:
+    first = block(width, inner, stride)
+    return nn.Sequential(first, *(block(inner * block.expansion, inner, 1) for _ in range(blocks - 1)))
