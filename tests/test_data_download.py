@@ -168,7 +168,7 @@ def test_progress_goes_to_stderr_with_and_without_tqdm(tmp_path, monkeypatch, ca
         monkeypatch.setattr(builtins, "__import__", without_tqdm)
         fetch(server.address + "file", tmp_path / "two", md5)
     shown = capsys.readouterr()
-    assert shown.err.splitlines()[-1] == "two: 2 of 2 MiB" and not shown.out
+    assert shown.err == "two: downloading 2 MiB\n" and not shown.out
 
 
 def test_processes_wait_for_each_other(tmp_path) -> None:

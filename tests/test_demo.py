@@ -1,7 +1,6 @@
 """The demo, at its smallest."""
 
 import builtins
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,27 +18,25 @@ def small_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "DAMAGED_SETTING", replace(demo.DAMAGED_SETTING, train_images=100, epochs=1))
 
 
-def test_table_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    picture, raw = tmp_path / "demo.png", tmp_path / "demo.json"
+    picture = tmp_path / "demo.png"
     before = torch.get_rng_state()
-    demo.main([*SMALL, "--out", str(picture), "--json", str(raw)])
+    runs, tolerances = demo.main([*SMALL, "--out", str(picture)])
 
     printed = capsys.readouterr().out
-    record = json.loads(raw.read_text())
     assert torch.equal(before, torch.get_rng_state())
     for file in (picture, tmp_path / "demo-line.png", tmp_path / "demo-spectra.png"):
         assert file.read_bytes().startswith(b"\x89PNG")
     assert printed.count("the Hessian's largest eigenvalue is") == 2
-    assert record["environment"]["torch"] == torch.__version__
     for method in demo.METHODS:
-        (run,) = record["runs"][method.name]
-        assert [epoch for epoch, _ in run["curve"]] == list(range(1, 2 * method.epochs + 1))
-        assert run["test"] == run["curve"][-1][1]
-        assert f"{run['test']:.2f}" in lines_of(method, printed)[0]
+        (run,) = runs[method]
+        assert [epoch for epoch, _ in run.curve] == list(range(1, 2 * method.epochs + 1))
+        assert run.test == run.curve[-1][1]
+        assert f"{run.test:.2f}" in lines_of(method, printed)[0]
     assert "0.7, as it is  0.7, recalibrated" in printed
     for method in demo.DAMAGED:
-        (figures,) = record["tolerance"][method.name]
+        figures = tolerances[method][0].figures()
         found = figures["none"]["0"], figures["noise"]["0.4"], figures["noise"]["0.7"]
         shown = [f"{100 - error:.1f}" for columns in found for error in columns["error"]]
         assert lines_of(method, printed)[-1].removeprefix(method.name).split() == [str(method.passes), *shown]

@@ -17,15 +17,13 @@ with batch-norm's statistics as training left them, and recalibrated: gathered a
 """
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
@@ -35,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ssgd import SSGD, __version__
+from ssgd import SSGD
 from ssgd.analysis import Line, Task, Tolerance, draw_line, draw_spectrum, evaluate, spectrum, tolerance
 from ssgd.lab.columns import in_columns
 from ssgd.lab.data.digits import digits
@@ -97,7 +95,7 @@ Tolerances = Mapping[Method, list[Tolerance]]
 Job = tuple[Callable[[Method, int, Setting], Any], Method, int, Setting]  # train() or damage(), and its arguments
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> tuple[Runs, Tolerances]:
     options = parse(arguments)
     runs: dict[Method, list[Run]] = {method: [] for method in METHODS}
     tolerances: dict[Method, list[Tolerance]] = {method: [] for method in DAMAGED}
@@ -111,12 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if seed == 0 and method in (SGD, BOTH):
                 minima[method.name] = result[1]
     print(table(runs, options), tolerance_table(tolerances), sep="\n")
-    if options.json:
-        options.json.write_text(json.dumps(record(runs, tolerances, options), indent=1) + "\n")
-        print(f"Raw numbers: {options.json}")
     draw(runs, tolerances, options)
     look(minima, options)
     print(what_next())
+    return runs, tolerances
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -131,7 +127,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("demo.png"), metavar="PNG", help="picture (default: %(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write raw numbers and environment to FILE")
     options = parser.parse_args(arguments)
     if min(options.seeds, options.epochs, options.processes) < 1:
         parser.error("--seeds, --epochs and --processes must be at least 1")
@@ -284,25 +279,6 @@ def tolerance_table(tolerances: Tolerances) -> str:
         f"{DAMAGED_SETTING.train_images} training images, {DAMAGED_SETTING.epochs} epochs, "
         f"noise level {DAMAGED_SETTING.noise:g}; one pass normalises over the whole batch.",
     )
-
-
-def record(runs: Runs, tolerances: Tolerances, options: argparse.Namespace) -> dict[str, object]:
-    return {
-        "settings": {
-            "seeds": options.seeds,
-            "accuracy": asdict(Setting(options.train_images, options.epochs, options.noise)),
-            "tolerance": asdict(DAMAGED_SETTING),
-        },
-        "environment": {
-            "ssgd": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "threads": torch.get_num_threads(),
-        },
-        "runs": {method.name: [asdict(run) for run in own] for method, own in runs.items()},
-        "tolerance": {method.name: [result.figures() for result in own] for method, own in tolerances.items()},
-    }
 
 
 def draw(runs: Runs, tolerances: Tolerances, options: argparse.Namespace) -> None:

@@ -9,15 +9,13 @@ import re
 import sys
 import tarfile
 import tempfile
-import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any
 
 from ssgd.files import locked
 
@@ -137,7 +135,7 @@ def _receive(url: str, part: Path, target: Path) -> bool:
         file.seek(start)
         while chunk := _next_bytes(response):
             file.write(chunk)
-            shown.update(len(chunk))
+            shown(len(chunk))
         if total is None or file.tell() < total:
             return False
         file.truncate()
@@ -167,33 +165,14 @@ def _check_member(archive: Path, member: tarfile.TarInfo) -> None:
         raise ValueError(f"{archive} wants to write {member.name}, which no data set needs: do not unpack it")
 
 
-def _progress(name: str, have: int, total: int | None) -> Any:
+@contextmanager
+def _progress(name: str, have: int, total: int | None) -> Iterator[Callable[[int], object]]:
+    """Yields a function to call with every few bytes that came: a bar, or where tqdm is missing a line at first."""
     try:
         from tqdm import tqdm
     except ImportError:
-        return _Lines(name, have, total)
-    return tqdm(desc=name, initial=have, total=total, unit="B", unit_scale=True)
-
-
-class _Lines:
-    """Shows progress as a line on stderr now and then, where tqdm is missing."""
-
-    def __init__(self, name: str, have: int, total: int | None) -> None:
-        self.name, self.have = name, have
-        self.total = f" of {total / 2**20:.0f}" if total else ""
-        self.next = time.monotonic()
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._say()
-
-    def update(self, more: int) -> None:
-        self.have += more
-        if time.monotonic() > self.next:
-            self._say()
-
-    def _say(self) -> None:
-        print(f"{self.name}: {self.have / 2**20:.0f}{self.total} MiB", file=sys.stderr)
-        self.next = time.monotonic() + 10
+        print(f"{name}: downloading{f' {total / 2**20:.0f} MiB' if total else ''}", file=sys.stderr)
+        yield lambda more: None
+        return
+    with tqdm(desc=name, initial=have, total=total, unit="B", unit_scale=True) as bar:
+        yield bar.update
