@@ -84,6 +84,7 @@ def test_every_table_and_figure_of_the_paper_has_an_experiment():
         "front",
         "tolerance",
         "front-text",
+        "tolerance-text",
         "other_tasks",
     ]
     assert {one.name for one in experiments() if one.part} == {*tables, *figures, "comparison"}

@@ -14,7 +14,18 @@ from ssgd.lab.report.surfaces import Measured
 from ssgd.lab.report.verdicts import Interval
 from tests.report_rows import known, page_of, row, run, write_results
 
-OURS = ("baseline", "noise_units", "ablations", "equal_cost", "tune", "front", "tolerance", "front-text", "other_tasks")
+OURS = (
+    "baseline",
+    "noise_units",
+    "ablations",
+    "equal_cost",
+    "tune",
+    "front",
+    "tolerance",
+    "front-text",
+    "tolerance-text",
+    "other_tasks",
+)
 
 
 def lines(name, *rows):

@@ -40,6 +40,7 @@ _makers: dict[str, Callable[[], Experiment]] = {  # in the paper's order, then o
     "front": questions.front,
     "tolerance": questions.tolerance,
     "front-text": questions.front_text,
+    "tolerance-text": questions.tolerance_text,
     "other_tasks": questions.other_tasks,
 }
 EXPERIMENTS = {name: cache(make) for name, make in _makers.items()}
