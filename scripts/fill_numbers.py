@@ -235,24 +235,18 @@ def judged() -> list[tuple[str, Outcome]]:
     return [(one.title, found) for one in experiments() if one.part for found in judge.outcomes(one)]
 
 
-def verdicts() -> list[list[str]]:
-    """What became of each number that was run, part by part, with its number of seeds; the appendix shows the same."""
+def coverage() -> list[list[str]]:
+    """Returns for each table and figure how many of its numbers were run, and what became of them."""
+    told_of = [(title, one) for title, one in judged() if one.cell.paper is not None and " A" not in title]
     found = []
-    told_of = [
-        (title, one) for title, one in judged() if one.ours.values and one.cell.paper is not None and " A" not in title
-    ]
     for title in dict.fromkeys(title for title, _ in told_of):
         mine = [one for part, one in told_of if part == title]
-        row = []
-        for names in ((REPRODUCED,), (BELOW, ABOVE), (UNDECIDED,), (CALIBRATED,)):
-            row.append("; ".join(_cell_told(one) for one in mine if one.verdict in names))
-        outside = [one for one in mine if one.gain_verdict in (BELOW, ABOVE)]
-        found.append([title, *row, "; ".join(f"{one.cell.row}, {one.cell.column}" for one in outside)])
+        ran = [one for one in mine if one.ours.values]
+        counts = [len(mine), len(ran), sum(len(one.ours.values) > 1 for one in ran)]
+        counts += [sum(one.verdict == verdict for one in ran) for verdict in (REPRODUCED, BELOW, ABOVE, UNDECIDED)]
+        counts.append(sum(one.verdict == CALIBRATED for one in ran))
+        found.append([title, *(str(count or "") for count in counts)])
     return found
-
-
-def _cell_told(one: Outcome) -> str:
-    return f"{one.cell.row}, {one.cell.column} ({len(one.ours.values)})"
 
 
 def large_batches() -> list[list[str]]:
@@ -511,7 +505,7 @@ def settings() -> list[list[str]]:
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     one.__name__: one
     for one in (
-        verdicts,
+        coverage,
         large_batches,
         spectra,
         ablations,
