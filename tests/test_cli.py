@@ -338,6 +338,12 @@ def test_a_folder_of_images_needs_a_model_for_images(model, here, monkeypatch, c
     assert re.search(rf"ssgd: {model} is for \w+, and imgs is images: choose another", capsys.readouterr().err)
     recipe, _ = read("model=small-cnn", "data=~/imgs")
     assert recipe.name == "imgs/small-cnn"
+    (here / "old").mkdir()
+    (here / "imgs").rename(here / "old" / "imgs")  # another folder of the same last name
+    assert read("model=small-cnn", "data=old/imgs")[0].name == "old/imgs/small-cnn"
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert read("model=small-cnn", "data=../old/imgs")[0].name == f"{str(here)[1:]}/old/imgs/small-cnn"
 
 
 @pytest.mark.parametrize(("word", "what"), [("model=resnet21", "model"), ("data=nowhere", "data set")])

@@ -27,7 +27,7 @@ def custom(model: str, data: str, with_test: bool = True) -> Recipe:
     size = known.image_size if known and known.image_size else Recipe.image_size
     images = _images(data, with_test)
     return Recipe(
-        name=f"{Path(data).expanduser().resolve().name}/{model.replace(':', '.')}",
+        name=f"{_place(data)}/{model.replace(':', '.')}",
         model=model,
         data=data,
         image_size=size,
@@ -38,6 +38,13 @@ def custom(model: str, data: str, with_test: bool = True) -> Recipe:
         weight_decay=5e-4,
         seeds=(0, 1, 2),
     )
+
+
+def _place(data: str) -> str:
+    """A folder's path, from here where it lies below: no two folders share a name, nor the runs of one the other's."""
+    folder = Path(data).expanduser().resolve()
+    here = Path.cwd().resolve()
+    return (folder.relative_to(here) if here in folder.parents else folder.relative_to(folder.anchor)).as_posix()
 
 
 def check(recipe: Recipe) -> None:
