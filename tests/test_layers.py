@@ -41,7 +41,7 @@ IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of
     "models": {"imported"},
     "data": {"compilation", "imported"},
     "train": {"models", "data", "compilation", "columns"},
-    "solutions": {"models", "train"},
+    "solutions": {"data", "models", "train"},
     "experiments": {"columns", "models", "data", "train", "solutions"},
     "report": {"experiments"},
 }

@@ -439,20 +439,3 @@ def test_the_real_fsdd(real):
     source = load_speech("fsdd", Options(real))
     assert sum(sizes(source)) == 3000 and source.skipped == []
     assert len({u.speaker for part in source.utterances.values() for u in part}) == 6
-
-
-# --- a file of one's own --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("normalise", ["speaker", "global", "none"])
-def test_a_file_is_heard_as_the_corpus_is(tmp_path, normalise):
-    made = []
-    for i in range(3):
-        path = write_wav(tmp_path / f"{i}.wav", sound(0.4 + 0.1 * i, seed=i))
-        made.append(Utterance(str(i), "A", (Clip(path),), f"speaker {i}", f"list:{i}"))
-    source = SpeechSource(Corpus("a", made, made[:1], made[:1], LogMel()), normalise=normalise)
-    (batch,) = source.in_order("train", 3)
-    for i in range(3):
-        features, length = source.features_of(tmp_path / f"{i}.wav")
-        assert length.item() == batch[1][i]
-        torch.testing.assert_close(features[0], batch[0][i, :, : length.item()])

@@ -11,13 +11,14 @@ import torch
 
 import ssgd.lab
 from ssgd.cli.main import main
+from ssgd.lab.data import digit_images
 from ssgd.lab.experiments import get
 from ssgd.lab.train import Execution, RunDir, train
 from ssgd.lab.train.distributed import Ranks
 from ssgd.lab.train.job import Job, Sources
 from ssgd.lab.train.rundir import of_model
 
-from .small_trainings import folder, small, trained
+from .small_trainings import folder, small, source, trained
 
 MODULE = """
 from torch import nn
@@ -91,12 +92,19 @@ def test_data_whose_files_have_changed_are_noticed(tmp_path, quiet, finished):
 def test_a_run_s_net_comes_back_without_its_data(quiet):
     recipe = small()
     train(recipe, quiet)
-    net = ssgd.lab.load(folder(quiet))
-    assert not net.training and net(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    net, preprocess = ssgd.lab.load(folder(quiet))
+    images = digit_images()
+    x, _ = next(source(recipe).in_order("test", 100))
+    assert torch.equal(preprocess(images.test_images[:100]), x)
+    assert not net.training and net(x).shape == (100, 10)
+    with pytest.raises(ValueError, match=r"takes bytes of 1 channels, .* not torch.float32"):
+        preprocess(x)
+    with pytest.raises(ValueError, match="learned from images in bytes, not from files"):
+        preprocess(["one.png"])
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     newest = max((folder(quiet) / "checkpoints").iterdir())
     for path in (folder(quiet) / "weights.safetensors", newest):
-        again = ssgd.lab.load(path).state_dict()
+        again = ssgd.lab.load(path)[0].state_dict()
         assert all(torch.equal(tensor, again[name]) for name, tensor in state.items())
 
 

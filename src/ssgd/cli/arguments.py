@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,10 @@ RUN = "A run's folder, one of its checkpoints, or its weights.safetensors."
 
 def add_data_and_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", help="The folder of the data; without it $SSGD_DATA, or else a cache folder.")
+    add_device(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -90,15 +93,13 @@ def refuse_several_processes(command: str) -> None:
         raise ValueError(f"ssgd {command} works in one process: start it without torchrun")
 
 
-def net_and_data(options: argparse.Namespace, kind: str) -> tuple[nn.Module, Any]:
-    """The net of the run ``options.solution``, in eval mode, and its data, which have to be of that kind."""
-    import torch
+def net_and_preprocess(options: argparse.Namespace, kind: type[Any]) -> tuple[nn.Module, Any]:
+    """The net of the run ``options.solution``, on the device that is asked for, and its preprocessing of that kind."""
+    from ..lab.solutions import load
+    from ..lab.train.recipe import Execution
 
-    from ..lab.solutions import net_of, solution
-    from ..lab.train.job import Sources
-
-    found, asked = solution(options.solution), execution(options)
-    source: Any = Sources(asked).get(replace(found.recipe, precision="fp32"), torch.device(asked.kind))
-    if source.kind != kind:
-        raise ValueError(f"{found.name} learned from {found.recipe.data}, of the kind {source.kind}, not {kind}")
-    return net_of(found, source).to(asked.kind).eval(), source
+    net, preprocess = load(options.solution)
+    if not isinstance(preprocess, kind):
+        learned = "inputs as they are" if preprocess is None else type(preprocess).__name__.lower()
+        raise ValueError(f"{options.solution} learned from {learned}, not from {kind.__name__.lower()}")
+    return net.to(Execution(device=options.device).kind), preprocess

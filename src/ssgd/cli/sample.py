@@ -1,19 +1,18 @@
 """Let a trained language model write.
 
-Sentences end where the model ends them; a low temperature keeps to likely words. The vocabulary is read from the text
-that the model was trained on.
+Sentences end where the model ends them; a low temperature keeps to likely words. The vocabulary is kept with the run.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from .arguments import RUN, add_data_and_device, net_and_data
+from .arguments import RUN, add_device, net_and_preprocess
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("solution", metavar="RUN", help=RUN)
-    add_data_and_device(parser)
+    add_device(parser)
     parser.add_argument("--words", default="", help='The words that the text begins with, such as "the company".')
     parser.add_argument("--length", type=int, default=40, help="The number of words to write (default: 40).")
     parser.add_argument(
@@ -24,10 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..core.checks import check_seed
+    from ..lab.data.preprocess import Words
     from ..lab.models.lstm import LanguageModel, generate
 
     check_seed(options.seed)
-    net, text = net_and_data(options, "language")
+    net, text = net_and_preprocess(options, Words)
     if not isinstance(net, LanguageModel):
         raise ValueError(f"{options.solution} is of a model of your own: only ssgd's LSTMs write")
     print(generate(net, text.vocabulary, options.words, options.length, options.temperature, options.seed))

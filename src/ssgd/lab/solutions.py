@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..analysis.task import Task
 from ..core.checks import check_count
 from . import models
+from .data.preprocess import Preprocess, from_json
 from .train.checkpoint import read_safetensors, weights
 from .train.evaluating import tasks_of
 from .train.job import Sources
@@ -80,12 +81,17 @@ def _net(found: Solution, classes: int, channels: int, words: Mapping[str, Any])
     return net
 
 
-def load(path: str | Path) -> nn.Module:
-    """Returns the net of a run, in eval mode on the CPU."""
+def load(path: str | Path) -> tuple[nn.Module, Preprocess | None]:
+    """Returns the net of a run, in eval mode on the CPU, and the preprocessing that it learned with."""
     found = solution(path)
-    if not {"classes", "channels"} <= found.fingerprint.keys():
-        raise ValueError(f"{found.name} has no fingerprint.json that says for how many classes its net is: train again")
-    return _net(found, found.fingerprint["classes"], found.fingerprint["channels"], {}).eval()
+    kept = found.fingerprint
+    if not {"classes", "channels", "preprocess"} <= kept.keys():
+        raise ValueError(f"{found.name} has no fingerprint.json that says for what data its net is: train again")
+    try:
+        preprocess = None if kept["preprocess"] is None else from_json(kept["preprocess"])
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f"the fingerprint.json of {found.name} is damaged ({problem!r}): train again") from problem
+    return _net(found, kept["classes"], kept["channels"], {}).eval(), preprocess
 
 
 def tasks(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ssgd.core.noise import mix
 from ssgd.lab.data.faults import Skipped
+from ssgd.lab.data.preprocess import Preprocess
 
 KEPT = 24  # epochs kept of each source, for trainings that run side by side and may be at different epochs
 
@@ -88,7 +89,8 @@ class Source:
     """The data of a training: batches on the device, normalised, as a function of seed, epoch and step.
 
     ``parts`` are "train", "test" and, where there is one, "valid". ``channels`` are those of an image or the features
-    of a frame; ``skipped`` lists the rows and files that were left out.
+    of a frame; ``skipped`` lists the rows and files that were left out; ``preprocess`` makes of a user's own images,
+    words or recordings what the net takes, or is None where it takes them as they are.
     """
 
     kind = "images"  # or "language", or "speech"
@@ -96,9 +98,16 @@ class Source:
     epochs_kept = KEPT
 
     def __init__(
-        self, name: str, classes: int, channels: int, parts: Mapping[str, Part], skipped: Sequence[Skipped] = ()
+        self,
+        name: str,
+        classes: int,
+        channels: int,
+        parts: Mapping[str, Part],
+        skipped: Sequence[Skipped] = (),
+        preprocess: Preprocess | None = None,
     ) -> None:
         self.name, self.classes, self.channels, self.parts, self.skipped = name, classes, channels, parts, skipped
+        self.preprocess = preprocess
         self._epochs: dict[tuple[int, int], Batches] = {}
 
     def first(self, count: int) -> Source:

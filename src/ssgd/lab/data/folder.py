@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from ssgd.lab.compilation import or_as_it_is
-from ssgd.lab.data.augment import cut, normal_table, normalised
+from ssgd.lab.data.augment import cut, normalised
 from ssgd.lab.data.batches import Options
 from ssgd.lab.data.faults import Faults, Unusable, utf8_lines
 from ssgd.lab.data.images import draw_held_out
 from ssgd.lab.data.map_style import MapSource, Request, Samples, cores
+from ssgd.lab.data.preprocess import Pixels
 
 File = tuple[str, int]  # its path and class
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -59,12 +60,13 @@ def image_folder(root: str | Path, wanted: Options, in_memory: bool | None = Non
             parts[name] = Decoded(part, faults, wanted, whole=name == "train" and wanted.augment)
         else:
             parts[name] = Files(_readable(part, faults, wanted), size)
-    table = normal_table([255 * m for m in MEAN], [255 * s for s in STD]).to(wanted.dtype).to(device)
+    preprocess = Pixels([255 * m for m in MEAN], [255 * s for s in STD], size)
+    table = preprocess.table(device, wanted.dtype)
     finish: Callable[..., Tensor] = normalised
     if device.type == "cuda":
         finish = or_as_it_is(torch.compile(normalised), normalised)
     classes = len(files.classes)
-    return MapSource(files.name, classes, 3, parts, lambda x: finish(x, table), wanted, faults.skipped)
+    return MapSource(files.name, classes, 3, parts, lambda x: finish(x, table), wanted, faults.skipped, preprocess)
 
 
 def fits(root: str | Path, size: int) -> bool:

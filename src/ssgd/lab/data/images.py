@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ssgd.lab.compilation import or_as_it_is
 from ssgd.lab.data import batches
-from ssgd.lab.data.augment import augmented, mean_and_std, normal_table, normalised
+from ssgd.lab.data.augment import augmented, normalised
+from ssgd.lab.data.preprocess import Pixels
 
 BLOCKS = {"cuda": 4096}  # images made at once, by one kernel; elsewhere a batch at a time
 BLOCKS_KEPT = 2  # of an epoch, for trainings at different steps of it
@@ -97,9 +98,10 @@ class DeviceImages(batches.Source):
         augment: bool = True,
     ) -> None:
         device = torch.device(device)
+        preprocess = Pixels.of(images.train_images)
         make = partial(
             Labelled,
-            table=normal_table(*mean_and_std(images.train_images)).to(dtype).to(device),
+            table=preprocess.table(device, dtype),
             augmented=or_as_it_is(torch.compile(augmented), augmented) if device.type == "cuda" else augmented,
             padding=images.padding if augment else 0,
             flip=images.flip and augment,
@@ -112,7 +114,7 @@ class DeviceImages(batches.Source):
             name: make(pixels.to(device).permute(0, 2, 3, 1).contiguous(), labels.to(device))
             for name, (pixels, labels) in pairs.items()
         }
-        super().__init__(images.name, images.classes, images.channels, parts)
+        super().__init__(images.name, images.classes, images.channels, parts, preprocess=preprocess)
 
 
 @dataclass(frozen=True, eq=False)

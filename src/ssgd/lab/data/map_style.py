@@ -15,6 +15,7 @@ from ssgd.core.noise import mix
 from ssgd.lab.data import batches
 from ssgd.lab.data.batches import Source
 from ssgd.lab.data.faults import Skipped
+from ssgd.lab.data.preprocess import Preprocess
 
 Request = list[tuple[int, int | None]]  # a batch: the number of each sample and the seed of its augmentation, if any
 STREAMS_KEPT = 4  # seeds whose worker processes are kept, for trainings that run side by side
@@ -55,12 +56,13 @@ class MapSource(Source):
         finished: Callable[[Tensor], Tensor],
         wanted: batches.Options,
         skipped: Sequence[Skipped] = (),
+        preprocess: Preprocess | None = None,
     ) -> None:
         self.epochs_kept = batches.KEPT if parts["train"].on_device else STREAMS_KEPT
         workers, device = cores() if wanted.workers is None else wanted.workers, torch.device(wanted.device)
         make = partial(Stream, workers=workers, device=device, finished=finished)
         streamed = {name: Streamed(samples, make, wanted.augment) for name, samples in parts.items()}
-        super().__init__(name, classes, channels, streamed, skipped)
+        super().__init__(name, classes, channels, streamed, skipped, preprocess)
 
 
 class Streamed:

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssgd.lab.data.augment import mean_and_std, normal_table, normalised
+from ssgd.lab.data.augment import normalised
 from ssgd.lab.data.batches import Options, Source
 from ssgd.lab.data.faults import Unusable
 from ssgd.lab.data.folder import spread
 from ssgd.lab.data.images import draw_held_out
 from ssgd.lab.data.map_style import MapSource, Request
+from ssgd.lab.data.preprocess import Pixels
 from ssgd.lab.imported import imported, takes
 
 MEASURED = 1000  # training images, at most, from which mean and deviation of bytes are taken
@@ -56,7 +57,8 @@ def own_source(name: str, wanted: Options) -> Source:
             raise ValueError(f"{name} returned a {part} part without items: {FORM}")
     example = train.inputs([0])[0]
     train.classes = test.classes = train.count_classes()
-    table = train.table().to(wanted.dtype).to(wanted.device) if example.dtype == torch.uint8 else None
+    preprocess = train.normalisation() if example.dtype == torch.uint8 else None
+    table = None if preprocess is None else preprocess.table(wanted.device, wanted.dtype)
 
     def finished(inputs: Tensor) -> Tensor:
         if table is not None:
@@ -64,7 +66,7 @@ def own_source(name: str, wanted: Options) -> Source:
         return inputs.to(wanted.dtype) if inputs.is_floating_point() else inputs
 
     channels = len(example) if example.dim() else 1
-    return MapSource(name, train.classes, channels, {"train": train, "test": test}, finished, wanted)
+    return MapSource(name, train.classes, channels, {"train": train, "test": test}, finished, wanted, (), preprocess)
 
 
 class Items:
@@ -107,9 +109,9 @@ class Items:
         with _restored_randomness():
             return 1 + max(self._item(number, None)[1] for number in range(len(self)))
 
-    def table(self) -> Tensor:
-        """Returns the table that normalises bytes, from at most ``MEASURED`` items spread over all."""
-        return normal_table(*mean_and_std(self.inputs(spread(range(len(self)), MEASURED))))
+    def normalisation(self) -> Pixels:
+        """Returns what normalises bytes, from at most ``MEASURED`` items spread over all."""
+        return Pixels.of(self.inputs(spread(range(len(self)), MEASURED)))
 
     def _stacked(self, inputs: Sequence[Tensor]) -> Tensor:
         shapes = sorted({tuple(x.shape) for x in inputs})

@@ -13,8 +13,8 @@ from torch import Tensor
 from ssgd.lab.data import batches
 from ssgd.lab.data.download import data_folder
 from ssgd.lab.data.faults import Faults, Skipped, Unusable, utf8_lines
+from ssgd.lab.data.preprocess import END, UNKNOWN, Words
 
-END, UNKNOWN = "<eos>", "<unk>"
 PARTS = ("train", "valid", "test")
 LAYOUT = "a text has three files, such as my.train.txt, my.valid.txt and my.test.txt, with a sentence a line"
 TREEBANK = (
@@ -32,6 +32,7 @@ class Text:
     valid: Tensor
     test: Tensor
     skipped: Sequence[Skipped] = ()
+    characters: bool = False  # whether a word is a single character
 
 
 def text(
@@ -50,7 +51,7 @@ def text(
     reader = _Reader(faults, characters)
     train, valid, *test = (reader.read(file) for file in files)
     name = Path(folder).resolve().name if name is None else name
-    return Text(name, tuple(reader.numbers), train, valid, test[0] if test else valid, faults.skipped)
+    return Text(name, tuple(reader.numbers), train, valid, test[0] if test else valid, faults.skipped, characters)
 
 
 def load_text(name: str, wanted: batches.Options) -> TextSource:
@@ -100,12 +101,13 @@ class TextSource(batches.Source):
         self, text: Text, device: torch.device | str = "cpu", steps_back: int = 35, windows: bool = False
     ) -> None:
         self.vocabulary, end = text.vocabulary, text.vocabulary.index(END)
-        kinds = {"train": Windows if windows else Words, "valid": Words, "test": Words}
+        kinds = {"train": Windows if windows else Reading, "valid": Reading, "test": Reading}
         parts = {part: kind(getattr(text, part).to(device), end, steps_back) for part, kind in kinds.items()}
-        super().__init__(text.name, len(text.vocabulary), 1, parts, text.skipped)
+        preprocess = Words(text.vocabulary, text.characters)
+        super().__init__(text.name, len(text.vocabulary), 1, parts, text.skipped, preprocess)
 
 
-class Words:
+class Reading:
     """A part of a text on the device: its words, and for each of them the word before, ``<eos>`` for the first.
 
     A batch reads on in ``size`` places of the text at once, and all epochs are the same.
@@ -115,7 +117,7 @@ class Words:
         self._next, self._steps_back = words, steps_back
         self._words = torch.cat([words.new_tensor([end]), words[:-1]])
 
-    def first(self, count: int) -> Words:
+    def first(self, count: int) -> Reading:
         return type(self)(self._next[:count], int(self._words[0]), self._steps_back)
 
     def steps(self, size: int) -> int:
@@ -129,7 +131,7 @@ class Words:
             )
         return steps
 
-    def epoch(self, seed: int, number: int) -> Words:
+    def epoch(self, seed: int, number: int) -> Reading:
         return self
 
     def batch(self, step: int, size: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
@@ -158,7 +160,7 @@ class Words:
             yield self._words[here], self._next[here]
 
 
-class Windows(Words):
+class Windows(Reading):
     """Every window of ``steps_back`` words once an epoch, in random order: for nets that begin anew with each."""
 
     _starts: Tensor

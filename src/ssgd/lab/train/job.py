@@ -16,6 +16,7 @@ from ...files import append_line, explained, write_whole
 from ...methods import registry
 from ...optimizer import SSGD
 from ..data.faults import Skipped, counts
+from ..data.preprocess import to_json
 from ..data.registry import Options, Source, load
 from .checkpoint import Checkpoints, write_safetensors
 from .distributed import Ranks, by_first, total
@@ -153,7 +154,8 @@ class Job:
         if known := self.directory.fingerprint():
             check_unchanged(known, now, self.recipe, self.folder)
         else:
-            self.directory.write_fingerprint(now)
+            preprocess = None if source.preprocess is None else to_json(source.preprocess)
+            self.directory.write_fingerprint({**now, "preprocess": preprocess})
 
     def _note_skipped(self, skipped: Sequence[Skipped], untold: bool) -> None:
         """All that was skipped in the data goes to a file of the run; the terminal hears of it once."""

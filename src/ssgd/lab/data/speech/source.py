@@ -13,11 +13,12 @@ from torch import Tensor
 from ssgd.core.checks import check_choice
 from ssgd.lab.data import batches
 from ssgd.lab.data.faults import Faults, counts
+from ssgd.lab.data.preprocess import Recordings
 from ssgd.lab.data.registry import NORMALISED
 from ssgd.lab.data.speech.ctc import Alphabet
 from ssgd.lab.data.speech.features import SpecAugment
-from ssgd.lab.data.speech.frames import Part, by_group, usable_part
-from ssgd.lab.data.speech.utterances import Clip, Corpus, Utterance
+from ssgd.lab.data.speech.frames import Part, usable_part
+from ssgd.lab.data.speech.utterances import Corpus
 
 SPREAD = 0.1  # how far, as a part of its length, an utterance may stray from its place in the order of lengths
 
@@ -49,8 +50,7 @@ class SpeechSource(batches.Source):
         frames_folder: str | Path | None = None,
     ) -> None:
         check_choice("normalise", normalise, NORMALISED)
-        self.alphabet, self._features, self._normalise = Alphabet(), corpus.features, normalise
-        self._device, self._dtype, faults = torch.device(device), dtype, faults or Faults()
+        self.alphabet, device, faults = Alphabet(), torch.device(device), faults or Faults()
         folder = Path(frames_folder) if frames_folder else None
         found = {
             name: usable_part(
@@ -67,29 +67,21 @@ class SpeechSource(batches.Source):
             left_out = counts(faults.skipped) or "none"
             raise ValueError(f"{corpus.name} has no utterance to train on; left out: {left_out}")
         self.utterances = {name: part.utterances for name, part in found.items()}
-        self._moments = found["train"].shift_and_scale(normalise)
+        moments = found["train"].shift_and_scale(normalise)
         parts = {}
         for name, part in found.items():
-            shift, scale = self._moments if name == "train" else part.shift_and_scale(normalise)
+            shift, scale = moments if name == "train" else part.shift_and_scale(normalise)
             if normalise == "global":
-                shift, scale = (table[:1].expand(len(part.utterances), -1) for table in self._moments)
-            parts[name] = Loaded(part, shift, scale, self._device, dtype, folder is not None, spec_augment)
-        super().__init__(corpus.name, len(self.alphabet), corpus.features.count, parts, faults.skipped)
+                shift, scale = (table[:1].expand(len(part.utterances), -1) for table in moments)
+            parts[name] = Loaded(part, shift, scale, device, dtype, folder is not None, spec_augment)
+        by_file = () if normalise == "speaker" else (table[0].tolist() for table in moments)  # all rows are alike
+        preprocess = Recordings(corpus.features, *by_file)
+        super().__init__(corpus.name, len(self.alphabet), corpus.features.count, parts, faults.skipped, preprocess)
 
     def first(self, count: int) -> SpeechSource:
         fewer = cast(SpeechSource, super().first(count))
         fewer.utterances = {name: utterances[:count] for name, utterances in self.utterances.items()}
         return fewer
-
-    def features_of(self, file: Path) -> tuple[Tensor, Tensor]:
-        """Returns the features (1, F, T) of any file, and their length; it counts as a speaker of its own."""
-        frames = self._features(Utterance(file.stem, "", (Clip(file),)))
-        if self._normalise == "speaker":
-            shift, scale = by_group([""], [frames])
-        else:  # one row of them is as good as another
-            shift, scale = (table[:1] for table in self._moments)
-        x = ((frames - shift) * scale).T[None].to(self._device, self._dtype)
-        return x, torch.tensor([len(frames)], device=self._device)
 
 
 class Epoch:
