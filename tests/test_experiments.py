@@ -85,6 +85,7 @@ def test_every_table_and_figure_of_the_paper_has_an_experiment():
         "tolerance",
         "front-text",
         "tolerance-text",
+        "tolerance-digits",
         "other_tasks",
     ]
     assert {one.name for one in experiments() if one.part} == {*tables, *figures, "comparison"}

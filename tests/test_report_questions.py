@@ -24,6 +24,7 @@ OURS = (
     "tolerance",
     "front-text",
     "tolerance-text",
+    "tolerance-digits",
     "other_tasks",
 )
 

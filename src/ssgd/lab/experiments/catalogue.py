@@ -41,6 +41,7 @@ _makers: dict[str, Callable[[], Experiment]] = {  # in the paper's order, then o
     "tolerance": questions.tolerance,
     "front-text": questions.front_text,
     "tolerance-text": questions.tolerance_text,
+    "tolerance-digits": questions.tolerance_digits,
     "other_tasks": questions.other_tasks,
 }
 EXPERIMENTS = {name: cache(make) for name, make in _makers.items()}

@@ -123,9 +123,10 @@ def characters(method: str = "base", level: float | None = None, **changes: Any)
     return Recipe(**{**CHARACTERS, "method": method, "level": level, **changes})
 
 
-def digits() -> Recipe:
+def digits(**changes: Any) -> Recipe:
     """Returns a small convolutional net on 1,000 of the digits that come with the package: seconds."""
-    return Recipe(model="small-cnn", data="digits", phases="8-4", lr=(0.1, 0.01), batch=50, weight_decay=5e-4)
+    fields = {"model": "small-cnn", "data": "digits", "batch": 50, "weight_decay": 5e-4, **changes}
+    return Recipe(phases="8-4", lr=(0.1, 0.01), **fields)
 
 
 def words() -> Recipe:

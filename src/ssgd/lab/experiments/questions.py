@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,20 @@ from ...core.noise import paper_level
 from ..train.recipe import Recipe
 from .cells import AGAIN, Cell, Experiment, labelled
 from .figures import FEW
-from .protocols import BASE, BOTH, CHARACTERS, CIFAR, HALF, UNIFORM, characters, cifar, ptb, speech, tiny_imagenet10
+from .protocols import (
+    BASE,
+    BOTH,
+    CHARACTERS,
+    CIFAR,
+    HALF,
+    UNIFORM,
+    characters,
+    cifar,
+    digits,
+    ptb,
+    speech,
+    tiny_imagenet10,
+)
 from .tables import DATA, IMAGENET_LEVEL
 
 NAMES = {  # of methods, as readers know them; others are called what commands call them
@@ -95,6 +108,7 @@ TEXT_TOLERANT: dict[str, tuple[float | None, ...]] = {  # on front-text each lev
     "one-sided-halves": (0.19,),
     "one-sided": (0.16,),
 }
+ON_TEXT = (characters, f"{CHARACTERS['model']}, {CHARACTERS['data']}, bits per character", "test_bits", "AdamW")
 NOISY = ("split", "one-pass-batch", "both", "one-sided", "one-sided-halves")
 HELD_OUT = 5000
 NETS: dict[str, dict[str, Any]] = {  # of ablations
@@ -341,7 +355,7 @@ def front_text() -> Experiment:
     about = (
         "What does a level cost a net without batch-norm? A small transformer on characters, on the validation text."
     )
-    cells = _of_text("front-text", TEXT_FRONT, held_out=1, seeds=(0,))
+    cells = _arms("front-text", TEXT_FRONT, *ON_TEXT, held_out=1, seeds=(0,))
     return Experiment("front-text", "The front of a text", about, cells, base="AdamW")
 
 
@@ -351,20 +365,37 @@ def tolerance_text() -> Experiment:
         "Without batch-norm, what does the pair add over noise of one sign and over two independent draws, at equal "
         "clean loss? A small transformer on characters, on the test text, with seeds that the front has not seen."
     )
-    cells = _of_text("tolerance-text", TEXT_TOLERANT, tolerance=True, seeds=UNSEEN)
+    cells = _arms("tolerance-text", TEXT_TOLERANT, *ON_TEXT, tolerance=True, seeds=UNSEEN)
     return Experiment("tolerance-text", "Tolerance of a text", about, cells, base="AdamW")
 
 
-def _of_text(folder: str, levels: Mapping[str, tuple[float | None, ...]], **fields: Any) -> tuple[Cell, ...]:
+def tolerance_digits() -> Experiment:
+    about = "The same question of a small net with group-norm on the digits of the package, at one level for all."
+    levels = {"base": (None,), **dict.fromkeys(("split", "one-sided-halves", "one-sided", "both"), (0.3,))}
+    where = partial(digits, model="small-cnn-group"), "small-cnn-group, digits", "test_accuracy", "SGD"
+    cells = _arms("tolerance-digits", levels, *where, tolerance=True, seeds=UNSEEN)
+    return Experiment("tolerance-digits", "Tolerance of digits", about, cells)
+
+
+def _arms(
+    folder: str,
+    levels: Mapping[str, tuple[float | None, ...]],
+    make: Callable[..., Recipe],
+    column: str,
+    metric: str,
+    base: str,
+    **fields: Any,
+) -> tuple[Cell, ...]:
+    """Returns a cell for each level of each method. The first is the base, and stands as ``base`` on the page."""
     cells: list[Cell] = []
     for method in levels:
         for level in levels[method]:
             cell = Cell(
                 f"{folder}/{labelled(method, level)}",
-                partial(characters, method, level, **fields),
-                "AdamW" if method == "base" else told(method, level),
-                f"{CHARACTERS['model']}, {CHARACTERS['data']}, bits per character",
-                metric="test_bits",
+                partial(make, method=method, level=level, **fields),
+                told(method, level) if cells else base,
+                column,
+                metric=metric,
                 base=cells[0] if cells else None,
             )
             cells.append(cell)

@@ -36,15 +36,17 @@ def convolutions_and_poolings(stages: tuple[tuple[int, ...], ...], classes: int,
     return ConvNet(body, width, classes)
 
 
-def small_cnn(classes: int, channels: int = 1) -> nn.Module:
+def small_cnn(classes: int, channels: int = 1, groups: int | None = None) -> nn.Module:
     """Builds a net for the 8×8 digits, small enough to train on one CPU core.
 
-    Three 3×3 convolutions have 16 channels on 8×8 pixels, 16 on 4×4 and 32 on 2×2.
+    Three 3×3 convolutions have 16 channels on 8×8 pixels, 16 on 4×4 and 32 on 2×2. With ``groups`` they have
+    group-norm in place of batch-norm.
     """
     body: list[nn.Module] = []
     width = channels
     for wider, stride in ((16, 1), (16, 2), (32, 2)):
-        body += [nn.Conv2d(width, wider, 3, stride, 1, bias=False), nn.BatchNorm2d(wider), nn.ReLU()]
+        norm = nn.BatchNorm2d(wider) if groups is None else nn.GroupNorm(groups, wider)
+        body += [nn.Conv2d(width, wider, 3, stride, 1, bias=False), norm, nn.ReLU()]
         width = wider
     return ConvNet(body, width, classes)
 

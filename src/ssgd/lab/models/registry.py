@@ -107,6 +107,7 @@ _models = [
     Model("imagenet-resnet18", "ResNet18 for ImageNet", _of("resnet", "imagenet_resnet", 18), 224),
     Model("imagenet-resnet50", "ResNet50 for ImageNet", _of("resnet", "imagenet_resnet", 50), 224),
     Model("small-cnn", "three convolutions for the 8×8 digits", _of("convnets", "small_cnn"), 8),
+    Model("small-cnn-group", "the same with group-norm", _of("convnets", "small_cnn", groups=4), 8),
     Model("lstm-large", "language model, LSTM 2×1500 (Zaremba's large)", _of("lstm", "large_lstm"), None, "language"),
     Model("lstm-small", "language model, LSTM 1×300", _of("lstm", "small_lstm"), None, "language"),
     Model("lstm-tiny", "language model, LSTM 2×32, for trying things out", _of("lstm", "tiny_lstm"), None, "language"),
