@@ -6,6 +6,7 @@ thick restarts, the trace from XTrace (arXiv:2301.07825), Hutch++ (arXiv:2010.09
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ..core.checks import check_choice, check_count, check_seed
 from .hessian import Hessian
 from .symmetric import (
     CountedProducts,
-    KrylovBasis,
+    Krylov,
     MatrixResult,
     Symmetric,
     counted,
@@ -91,7 +92,7 @@ def spectrum(
         for group in np.array_split(np.arange(probes), -(-probes // together)):
             starts = [matrix.draw("sign", seed, int(probe)) for probe in group]
             for probe, found in zip(group, lanczos_together(counter.matmat, starts, steps), strict=True):
-                nodes, shares = found.ritz()
+                nodes, _, shares = found.ritz()
                 values[probe, : len(nodes)], weights[probe, : len(nodes)] = nodes, shares
         return Spectrum(values=values, weights=weights, **counter.facts())
 
@@ -155,12 +156,16 @@ def top_eigenvalues(
         raise ValueError(f"a matrix of {matrix.size} rows has no {max(count, block)} eigenvalues: ask for fewer")
     low, high = (0 if which == "largest" else count), (0 if which == "smallest" else count)
     with counted(matrix, seed, progress, None) as counter:
-        krylov = KrylovBasis(counter, low, high, block, seed)
+        drawn = (matrix.draw("sphere", seed, number) for number in itertools.count())
+        start = torch.stack([next(drawn) for _ in range(block)])
+        krylov = Krylov(start, min(matrix.size, 2 * (low + high + block) + 40), low, high, drawn)
         converged = False
         while not converged and (counter.products < products or not krylov.enough):
-            krylov.grow()
+            if krylov.full:
+                krylov.shrink()
+            krylov.take(counter.matmat(krylov.rows()))
+            values, residuals, _ = krylov.ritz()
             ends = krylov.ends
-            values, residuals = krylov.values, krylov.residuals
             floor = vanishing(matrix.dtype) * np.abs(values).max()
             fine = residuals[ends] <= np.maximum(tolerance * np.abs(values[ends]), floor)
             converged = krylov.enough and bool(fine.all()) and (krylov.full or not krylov.fresh)

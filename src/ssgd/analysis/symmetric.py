@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -131,69 +131,20 @@ def counted(matrix: Symmetric, seed: int, progress: bool, total: int | None) -> 
         yield CountedProducts(matrix, seed, done)
 
 
-@dataclass(frozen=True)
-class Tridiagonal:
-    """QAQᵀ for orthonormal rows Q that begin with the start vector: ``alpha`` on its diagonal, ``beta`` beside it.
-
-    ``rest`` is the length of what A makes of the last row outside Q: 0 where Q spans an invariant subspace.
-    """
-
-    alpha: Array
-    beta: Array
-    rest: float
-    basis: Tensor
-
-    def ritz(self) -> tuple[Array, Array]:
-        """Returns the nodes and weights of Gauss quadrature: Σ weight · f(node) = startᵀ f(A) start / startᵀ start.
-
-        Exact for polynomials f up to twice the number of steps less one.
-        """
-        values, vectors = np.linalg.eigh(np.diag(self.alpha) + np.diag(self.beta, 1) + np.diag(self.beta, -1))
-        return values, vectors[0] ** 2
-
-
 @torch.no_grad()
-def lanczos_together(matmat: Callable[[Tensor], Tensor], starts: Sequence[Tensor], steps: int) -> list[Tridiagonal]:
+def lanczos_together(matmat: Callable[[Tensor], Tensor], starts: Sequence[Tensor], steps: int) -> list[Krylov]:
     """Runs Lanczos from several vectors, each on its own, with the products of a step made at once.
 
-    ``steps`` products for each, or as many as it takes to an invariant subspace. Each vector is orthogonalised against
-    all before it, twice, so that no eigenvalue appears more often than it should. The bases, ``steps`` vectors each,
-    stay in the memory of the starts; alpha and beta are summed in float64.
+    ``steps`` products for each, or as many as it takes to an invariant subspace. The bases, ``steps`` vectors each,
+    stay in the memory of the starts.
     """
     check_count("steps", steps)
-    runs = [_lanczos(start, steps) for start in starts]
-    waiting = {number: next(run) for number, run in enumerate(runs)}
-    found = {}
-    while waiting:
-        products = matmat(torch.stack(list(waiting.values())))
-        for number, product in zip(list(waiting), products, strict=True):
-            try:
-                waiting[number] = runs[number].send(product)
-            except StopIteration as ended:
-                found[number] = ended.value
-                del waiting[number]
-    return [found[number] for number in range(len(runs))]
-
-
-def _lanczos(start: Tensor, steps: int) -> Generator[Tensor, Tensor, Tridiagonal]:
-    """Yields each vector of the basis, and takes its product."""
-    steps = min(steps, len(start))
-    length = norm(start)
-    if not length:
-        raise ValueError("the start vector is zero: Lanczos needs a direction")
-    basis = torch.empty(steps, len(start), dtype=start.dtype, device=start.device)
-    basis[0] = start / length
-    alpha, beta, scale = [], [0.0], 0.0
-    for step in range(steps):
-        vector = (yield basis[step]).clone()
-        alpha.append(dot(basis[step], vector))
-        orthogonalise(vector, basis[: step + 1])
-        beta.append(norm(vector))
-        scale = max(scale, abs(alpha[-1]) + beta[-1] + beta[-2])
-        if step + 1 == steps or beta[-1] <= vanishing(start.dtype) * scale:
-            break
-        basis[step + 1] = vector / beta[-1]
-    return Tridiagonal(np.array(alpha), np.array(beta[1:-1]), beta[-1], basis[: len(alpha)])
+    runs = [Krylov(start.unsqueeze(0), min(steps, len(start))) for start in starts]
+    while going := [run for run in runs if run.waiting and not run.full]:
+        products = matmat(torch.cat([run.rows() for run in going]))
+        for run, product in zip(going, products, strict=True):
+            run.take(product.unsqueeze(0))
+    return runs
 
 
 def orthogonalise(vector: Tensor, basis: Tensor) -> Tensor:
@@ -219,30 +170,32 @@ def norm(a: Tensor) -> float:
     return float(torch.linalg.vector_norm(a, dtype=widest(a.device)))
 
 
-class KrylovBasis:
-    """An orthonormal basis that grows by a block's products at a time; when full it keeps the Ritz vectors at the ends.
+class Krylov:
+    """An orthonormal basis that grows by a block's products at a time, and the matrix in it, in double precision.
 
-    ``values`` are the Ritz values in rising order, ``residuals`` theirs.
+    Each row is orthogonalised against all before it, twice, so that no eigenvalue appears more often than it should.
+    Where the images lie in the basis already, so that it spans an invariant subspace, it ends, or takes a vector of
+    ``new``. For the eigenvalues at the ends, ``shrink()`` makes room: it keeps ``low`` and ``high`` Ritz vectors.
     """
 
-    def __init__(self, products: CountedProducts, low: int, high: int, block: int, seed: int) -> None:
-        matrix = products.matrix
-        self.products, self.low, self.high, self.seed = products, low, high, seed
-        self.room = min(matrix.size, 2 * (low + high + block) + 40)
-        rows = min(matrix.size, self.room + block)
-        self.basis = torch.empty(rows, matrix.size, dtype=matrix.dtype, device=matrix.device)
-        self.projected = np.zeros((self.room, self.room))  # the matrix in this basis, where it is known
+    def __init__(
+        self, start: Tensor, room: int, low: int = 0, high: int = 0, new: Iterator[Tensor] | None = None
+    ) -> None:
+        block, self.size = start.shape
+        self.room, self.low, self.high, self.new = room, low, high, new
+        self.basis = start.new_empty(min(self.size, room + block), self.size)
+        self.projected = np.zeros((room, room))  # the matrix in this basis, where it is known
         self.known = 0
+        self.waiting = 0  # rows after the known ones, which have no products yet
         self.scale = 0.0  # the longest product so far
-        self.drawn = 0
-        for row in range(block):
-            self._append(row)
-        self.waiting = block  # rows after the known ones, which have no products yet
-        self.fresh = False  # whether some of those are random, because the images lay in the basis already
+        self.fresh = False  # whether some of the waiting rows are new, and no images
+        self._beyond = np.zeros((0, 0))  # the parts of the last images along the rows that they added
+        for vector in start:
+            self._append(vector)
 
     @property
     def enough(self) -> bool:
-        return self.known >= min(self.products.matrix.size, self.low + self.high)
+        return self.known >= min(self.size, self.low + self.high)
 
     @property
     def full(self) -> bool:
@@ -254,56 +207,69 @@ class KrylovBasis:
         last = self.known - 1
         return np.array([*range(last, max(last - self.high, -1), -1), *range(min(self.low, self.known))])
 
-    def grow(self) -> None:
-        if self.full:
-            self._shrink()
+    def rows(self) -> Tensor:
+        """Returns the rows that wait for their products."""
+        return self.basis[self.known : self.known + self.waiting].clone()
+
+    def take(self, images: Tensor) -> None:
+        """Takes the products with ``rows()``, and grows by what of them lies outside the basis."""
         start, stop = self.known, self.known + self.waiting
-        images = self.products.matmat(self.basis[start:stop])
-        beyond = np.zeros((self.waiting, self.waiting))  # the parts of the images along the rows that they add
+        self._beyond = np.zeros((self.waiting, self.waiting))
         self.scale = max(self.scale, *map(norm, images))
         self.known, self.waiting, self.fresh = stop, 0, False
         for column, image in enumerate(images):
             row = stop + self.waiting
             along = orthogonalise(image, self.basis[:row]).double().cpu().numpy()
             self.projected[:stop, start + column] = self.projected[start + column, :stop] = along[:stop]
-            beyond[: self.waiting, column] = along[stop:]
-            if row == self.products.matrix.size:
+            self._beyond[: self.waiting, column] = along[stop:]
+            if row == len(self.basis):
                 continue
             length = norm(image)
             if length > vanishing(image.dtype) * self.scale:
-                beyond[self.waiting, column] = length
+                self._beyond[self.waiting, column] = length
                 self.basis[row] = image / length
-            else:
-                self._append(row)
+                self.waiting += 1
+            elif self.new is not None:
+                self._append(next(self.new))
                 self.fresh = True
-            self.waiting += 1
-        self.values, self._rotation = np.linalg.eigh(self.projected[:stop, :stop])
-        self.residuals = np.linalg.norm(beyond @ self._rotation[start:], axis=0)
+
+    def ritz(self) -> tuple[Array, Array, Array]:
+        """Returns the Ritz values in rising order, their residuals, and their weights from the first row.
+
+        Values and weights are Gauss quadrature: Σ weight · f(value) = startᵀ f(A) start / startᵀ start for polynomials
+        f up to twice the number of steps less one.
+        """
+        self._values, self._rotation = np.linalg.eigh(self.projected[: self.known, : self.known])
+        residuals = np.linalg.norm(self._beyond @ self._rotation[self.known - len(self._beyond) :], axis=0)
+        return self._values, residuals, self._rotation[0] ** 2
 
     def vectors(self) -> Tensor:
         """Returns the Ritz vectors at the ends, as rows."""
         return nn.functional.normalize(self._rotated(self.ends))
 
-    def _shrink(self) -> None:
+    def shrink(self) -> None:
         """Keeps the wanted Ritz vectors, half of the others, those next to them, and the rows without products."""
         spare = (self.room - self.low - self.high) // 2
         low = self.low + spare * self.low // (self.low + self.high)
         high = self.high + spare * self.high // (self.low + self.high)
         chosen = np.array([*range(low), *range(self.known - high, self.known)])
-        waiting = self.basis[self.known : self.known + self.waiting].clone()
+        waiting = self.rows()
         self.basis[: len(chosen)] = self._rotated(chosen)
         self.basis[len(chosen) : len(chosen) + len(waiting)] = waiting
         self.projected[:] = 0
-        self.projected[range(len(chosen)), range(len(chosen))] = self.values[chosen]
+        self.projected[range(len(chosen)), range(len(chosen))] = self._values[chosen]
         self.known = len(chosen)
 
     def _rotated(self, chosen: NDArray[np.intp]) -> Tensor:
         found: Tensor = torch.from_numpy(self._rotation[:, chosen].T).to(self.basis) @ self.basis[: self.known]
         return found
 
-    def _append(self, row: int) -> None:
-        """Sets a row of the basis to a random vector."""
-        vector = self.products.matrix.draw("sphere", self.seed, self.drawn)
-        self.drawn += 1
+    def _append(self, vector: Tensor) -> None:
+        """Adds a row that is no image."""
+        row, vector = self.known + self.waiting, vector.clone()
         orthogonalise(vector, self.basis[:row])
-        self.basis[row] = vector / norm(vector)
+        length = norm(vector)
+        if not length:
+            raise ValueError("the start vector is zero: Lanczos needs a direction")
+        self.basis[row] = vector / length
+        self.waiting += 1
