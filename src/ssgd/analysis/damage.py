@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..core import stale
 from ..core.selection import magnitudes
+from .task import WeightVector
 
 CLIPS = 100  # tried for each channel or tensor, from 1 % to 100 % of its largest weight
 
 
-class Weights:
+class Weights(WeightVector):
     """The weights of a model that damage is done to, as one vector: by default all tensors of two or more dimensions.
 
     ``clean`` holds their values at first. Biases, normalisation and weight-norm's magnitudes stay as they are.
@@ -25,27 +25,18 @@ class Weights:
     def __init__(self, model: nn.Module, chosen: Iterable[Tensor] | None = None) -> None:
         known = list(model.parameters())
         skipped = magnitudes(known, model)
-        self.tensors = [p for p in known if p.dim() >= 2 and id(p) not in skipped] if chosen is None else list(chosen)
-        if not self.tensors:
+        found = [p for p in known if p.dim() >= 2 and id(p) not in skipped] if chosen is None else list(chosen)
+        if not found:
             raise ValueError("there are no weights to damage: choose some with weights=ssgd.select(model, ...)")
-        if not {id(p) for p in self.tensors} <= {id(p) for p in known}:
+        if not {id(p) for p in found} <= {id(p) for p in known}:
             raise ValueError("weights names a tensor that is not a parameter of the task's model")
-        if any(not p.is_floating_point() for p in self.tensors):
+        if any(not p.is_floating_point() for p in found):
             raise ValueError("only real floating-point weights can be damaged: leave the others out with weights=...")
-        self.device = self.tensors[0].device
-        self.dtype = torch.promote_types(self.tensors[0].dtype, torch.float32)
-        self.sizes = [p.numel() for p in self.tensors]
-        self.clean = torch.cat([p.detach().to(self.device, self.dtype).reshape(-1) for p in self.tensors])
+        super().__init__(found, torch.promote_types(found[0].dtype, torch.float32))
+        self.clean = self.now()
         if not self.clean.isfinite().all():
             raise ValueError("the weights are not finite: there is nothing to measure the tolerance of")
         self._rms: dict[str, Tensor] = {}
-
-    @torch.no_grad()
-    def load(self, values: Tensor) -> None:
-        """Sets the model's weights to a vector."""
-        parts = zip(torch.split(values, self.sizes), self.tensors, strict=True)
-        torch._foreach_copy_([p.detach() for p in self.tensors], [part.view_as(p).to(p) for part, p in parts])
-        stale.forget()
 
     def noisy(self, ratio: float, by: str, generator: torch.Generator) -> Tensor:
         """Returns the weights plus Gaussian noise of ``ratio`` times their rms in each ``"tensor"`` or ``"filter"``.

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..core import stale
 from ..core.checks import check_choice, check_count
-from ..core.random_state import put_back, snapshot
-from .acceleration import captured, compiled, full_precision, widest
-from .symmetric import Symmetric
-from .task import NO_BATCHES, FunctionOfModel, Task, check_task, evaluating, gradients, kept
+from ..core.random_state import snapshot
+from .acceleration import captured, compiled, widest
+from .symmetric import Symmetric, norm
+from .task import NO_BATCHES, FunctionOfModel, Task, WeightVector, check_task, gradients, unmoved
 
 Products = Callable[[Any], Iterable[Tensor]]  # of a batch: its products with each of the vectors
 NAMES = {"forward": "forward over reverse", "double": "double backward", "two-point": "the two-point difference"}
@@ -80,11 +79,12 @@ class Hessian(Symmetric):
         self.together = together
         self.precision = precision
         self.tensors = _chosen(task.model, parameters)
-        super().__init__(sum(p.numel() for p in self.tensors), self.tensors[0].dtype, self.tensors[0].device)
+        self.vector = WeightVector(self.tensors, self.tensors[0].dtype)
+        super().__init__(sum(self.vector.sizes), self.vector.dtype, self.vector.device)
         self._eps = TF32 if precision == "tf32" else torch.finfo(self.dtype).eps
         self._stream = snapshot([self.device])
         self._loss = task.loss
-        self._functional = Functional(task.model, task.loss, self.tensors)
+        self._functional = Functional(task.model, task.loss, self.tensors, self.vector)
         self.product = product if product == "two-point" else self._possible(product)
         self._prepare: Callable[[Tensor], Products] = self._two_point
         if self.product != "two-point":
@@ -137,9 +137,9 @@ class Hessian(Symmetric):
         slopes = [found[i] for i in curved]
 
         def product(vector: Tensor) -> Tensor:
-            parts = self._functional.cut(vector)
+            parts = self.vector.cut(vector)
             along = [parts[i] for i in curved]
-            return flat(
+            return self.vector.flat(
                 torch.autograd.grad(slopes, self.tensors, along, retain_graph=True, materialize_grads=True)
                 if curved
                 else [torch.zeros_like(p) for p in self.tensors]
@@ -149,19 +149,16 @@ class Hessian(Symmetric):
             yield from vmap(product)(chunk) if len(chunk) > 1 else [product(chunk[0])]
 
     def _two_point(self, vectors: Tensor) -> Products:
-        clean = [p.detach().clone() for p in self.tensors]
-        reach = max(1.0, float(torch.stack(torch._foreach_norm(clean)).norm()))
-        length = 0.25 * (self._eps * reach) ** (1 / 3)
+        clean = self.vector.now()
+        length = 0.25 * (self._eps * max(1.0, norm(clean))) ** (1 / 3)
         steps = [length / (float(vector.norm()) or 1.0) for vector in vectors]
-        parts = [self._functional.cut(vector) for vector in vectors]
 
         def products(batch: Any) -> Iterator[Tensor]:
-            for part, step in zip(parts, steps, strict=True):
-                self._move(torch._foreach_add(clean, part, alpha=step))
-                plus = flat(self._gradients(batch))
-                self._move(torch._foreach_sub(clean, part, alpha=step))
-                minus = flat(self._gradients(batch))
-                yield plus.sub_(minus).div_(2 * step)
+            for vector, step in zip(vectors, steps, strict=True):
+                self.vector.load(clean.add(vector, alpha=step))
+                plus = self.vector.flat(self._gradients(batch))
+                self.vector.load(clean.sub(vector, alpha=step))
+                yield plus.sub_(self.vector.flat(self._gradients(batch))).div_(2 * step)
 
         return products
 
@@ -226,32 +223,23 @@ class Hessian(Symmetric):
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """Gives every pass the same model and random streams, and restores both afterwards."""
-        model, stream = self.task.model, snapshot([self.device])
-        with torch.inference_mode(False), torch.enable_grad(), kept(model), evaluating(model, self.mode):
-            put_back(self._stream)
-            try:
-                with full_precision(tf32=self.precision == "tf32"), self._attention():
-                    yield
-            finally:
-                put_back(stream)
+        moved = unmoved(self.task.model, self.mode, self.precision, self._stream)
+        with torch.inference_mode(False), torch.enable_grad(), moved, self._attention():
+            yield
 
     def _attention(self) -> AbstractContextManager[Any]:
         """Chooses the attention that can be differentiated twice: the fused kernels cannot."""
         twice = self.product != "two-point"
         return sdpa_kernel(SDPBackend.MATH) if twice else nullcontext()
 
-    @torch.no_grad()
-    def _move(self, values: list[Tensor] | tuple[Tensor, ...]) -> None:
-        torch._foreach_copy_(self.tensors, values)
-        stale.forget()
-
 
 class Functional:
     """The loss of a batch as a function of the chosen weights, and its products with the Hessian by ``torch.func``."""
 
-    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], tensors: list[Tensor]) -> None:
-        self.tensors = tensors
-        self._sizes = [p.numel() for p in tensors]
+    def __init__(
+        self, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], tensors: list[Tensor], vector: WeightVector
+    ) -> None:
+        self.tensors, self.vector = tensors, vector
         self._loss = FunctionOfModel(model, loss, tensors)
 
     def __call__(self, values: list[Tensor], batch: Any) -> Tensor:
@@ -269,17 +257,13 @@ class Functional:
     def forward(self, vectors: Tensor, batch: Any) -> Tensor:
         """Returns the products with all vectors, by differentiating the gradient forward along each."""
         slope, at = self._gradient(batch), (self._values(),)
-        return _over_rows(lambda vector: jvp(slope, at, (self.cut(vector),))[1], vectors)
+        return self._over_rows(lambda vector: jvp(slope, at, (self.vector.cut(vector),))[1], vectors)
 
     @torch.no_grad()
     def double(self, vectors: Tensor, batch: Any) -> Tensor:
         """Returns the products with all vectors, by differentiating the gradient backward."""
         pull: Any = vjp(self._gradient(batch), self._values())[1]
-        return _over_rows(lambda vector: pull(self.cut(vector))[0], vectors)
-
-    def cut(self, vector: Tensor) -> list[Tensor]:
-        """Returns the parts of a flat vector in the weights' shapes."""
-        return [part.view_as(p) for part, p in zip(torch.split(vector, self._sizes), self.tensors, strict=True)]
+        return self._over_rows(lambda vector: pull(self.vector.cut(vector))[0], vectors)
 
     def _gradient(self, batch: Any) -> Callable[..., list[Tensor]]:
         return grad(lambda values: self(values, batch))
@@ -287,17 +271,11 @@ class Functional:
     def _values(self) -> list[Tensor]:
         return [p.detach() for p in self.tensors]
 
+    def _over_rows(self, product: Callable[[Tensor], list[Tensor]], vectors: Tensor) -> Tensor:
+        def one(vector: Tensor) -> Tensor:
+            return self.vector.flat(product(vector))
 
-def _over_rows(product: Callable[[Tensor], list[Tensor]], vectors: Tensor) -> Tensor:
-    def one(vector: Tensor) -> Tensor:
-        return flat(product(vector))
-
-    return vmap(one, randomness="same")(vectors) if len(vectors) > 1 else one(vectors[0])[None]
-
-
-def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """Returns all of them as one vector."""
-    return torch.cat([t.detach().reshape(-1) for t in tensors])
+        return vmap(one, randomness="same")(vectors) if len(vectors) > 1 else one(vectors[0])[None]
 
 
 def _chosen(model: nn.Module, parameters: nn.Module | Iterable[Tensor] | None) -> list[Tensor]:

@@ -18,7 +18,7 @@ from ..core.checks import check_count
 from ..core.noise import Distribution, Fill, as_distribution
 from .pictures import COLOURS, empty_figure, saved
 from .sharpness import noisy_weights, symmetric_excess
-from .task import Task, evaluating, kept, replayed
+from .task import Task, replayed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -169,7 +169,7 @@ def find_level(
 
 def _blank(task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None, mode: str) -> float:
     """Returns the loss with all weights that get noise at zero, that of a net that has learnt nothing."""
-    with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
-        weights = noisy_weights(task, distribution, perturb)
-        weights.set_to([[torch.zeros_like(t) for t in bucket.tensors] for bucket in weights.buckets])
+    with replayed(task, mode) as task:
+        weights, _ = noisy_weights(task, distribution, perturb)
+        weights.load(torch.zeros_like(weights.now()))
         return task.measure()[0]

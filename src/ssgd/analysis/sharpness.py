@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core import stale
 from ..core.checks import check_count, check_level, check_seed
 from ..core.moving import Chosen, as_real
 from ..core.noise import Distribution, Fill, as_distribution
 from ..core.selection import default_selection, magnitudes, trainable
 from ..core.weights import NoisyWeights
-from .task import NO_BATCHES, Task, evaluating, gradients, kept, replayed
+from .acceleration import widest
+from .task import NO_BATCHES, Task, WeightVector, gradients, replayed
 
 Array = NDArray[np.float64]
 
@@ -107,15 +107,16 @@ def symmetric_excess(
     plus: list[float] = []
     minus: list[float] = []
     lengths = []
-    with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
-        weights = noisy_weights(task, as_distribution(distribution), perturb)
+    with replayed(task, mode) as task:
+        chosen, weights = noisy_weights(task, as_distribution(distribution), perturb)
+        at_first = chosen.now()
         clean, _ = task.measure()
         for pair in range(pairs):
             try:
                 for sign, losses in ((1, plus), (-1, minus)):
                     weights.move(sign, (seed, pair, 0), 0, [level], again=sign > 0)
                     if sign > 0:
-                        lengths.append(_length(weights))
+                        lengths.append(float((chosen.now() - at_first).norm()))
                     losses.append(task.measure()[0])
                     weights.restore()
             finally:
@@ -133,8 +134,10 @@ def symmetric_excess(
     )
 
 
-def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None) -> NoisyWeights:
-    """Returns the weights that S-SGD would move, or those chosen."""
+def noisy_weights(
+    task: Task, distribution: Distribution, perturb: Iterable[Tensor] | None
+) -> tuple[WeightVector, NoisyWeights]:
+    """Returns the weights that S-SGD would move, or those chosen: as a vector, and as what moves them."""
     known = list(task.model.parameters())
     chosen = default_selection(known, magnitudes(known, task.model)) if perturb is None else trainable(list(perturb))
     if not {id(p) for p in chosen} <= {id(p) for p in known}:
@@ -145,16 +148,8 @@ def noisy_weights(task: Task, distribution: Distribution, perturb: Iterable[Tens
             "choose some with perturb=select(model, ...)"
         )
     position = {id(p): i for i, p in enumerate(known)}  # as an optimizer of all of them has it
-    return NoisyWeights([Chosen(p, 0, position[id(p)]) for p in chosen], distribution)
-
-
-def _length(weights: NoisyWeights) -> float:
-    """Returns ‖n‖ as realised, while the weights are at w + n."""
-    square = 0.0
-    for bucket, clean in zip(weights.buckets, weights.kept, strict=True):
-        differences = torch._foreach_norm(torch._foreach_sub(bucket.tensors, clean), 2, dtype=bucket.wide)
-        square += torch.stack(list(differences)).double().square().sum().item()
-    return math.sqrt(square)
+    moved = NoisyWeights([Chosen(p, 0, position[id(p)]) for p in chosen], distribution)
+    return WeightVector(chosen, widest(chosen[0].device)), moved
 
 
 # --- worst case: a box ----------------------------------------------------------------------------------------------
@@ -207,11 +202,11 @@ def keskar(
     check_count("iterations", iterations)
     seed = check_seed(seed)
     losses: list[float] = []
-    with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
+    with replayed(task, mode) as task:
         clean, _ = task.measure()
         weights = Flat(task)
         space = Space(weights, subspace, seed)
-        box = epsilon * (space.coordinates(weights.vector()).abs() + 1)
+        box = epsilon * (space.coordinates(weights.clean).abs() + 1)
 
         def climb(z: Any) -> tuple[float, Any]:
             """The loss and its gradient at a point of the box, in units of the box."""
@@ -260,10 +255,11 @@ class Space:
         if columns is None:
             return
         check_count("subspace", columns)
-        if columns > weights.size:
-            raise ValueError(f"a subspace of {columns} dimensions does not fit {weights.size} weights: choose fewer")
+        size = len(weights.clean)
+        if columns > size:
+            raise ValueError(f"a subspace of {columns} dimensions does not fit {size} weights: choose fewer")
         generator = torch.Generator(weights.device).manual_seed(seed)
-        self.A = torch.randn(weights.size, columns, dtype=weights.wide, device=weights.device, generator=generator)
+        self.A = torch.randn(size, columns, dtype=weights.wide, device=weights.device, generator=generator)
 
     def point(self, z: Tensor) -> Tensor:
         """Az"""
@@ -309,10 +305,10 @@ def sam_sharpness(task: Task, rho: float = 0.05, *, adaptive: bool = False, mode
     ``adaptive`` is ASAM's (arXiv:2102.11600): e = ρ w² g / ‖|w| g‖.
     """
     check_level(rho, "rho is the length of the climb")
-    with replayed(task) as task, kept(task.model), evaluating(task.model, mode):
+    with replayed(task, mode) as task:
         weights = Flat(task)
         clean, gradient = weights.gradient()
-        unit = weights.vector().abs() if adaptive else torch.ones_like(gradient)
+        unit = weights.clean.abs() if adaptive else torch.ones_like(gradient)
         slope = unit * gradient
         norm = slope.norm().item()
         weights.move(unit * slope * (rho / norm if norm > 0 else 0.0))
@@ -323,7 +319,7 @@ def sam_sharpness(task: Task, rho: float = 0.05, *, adaptive: bool = False, mode
 # --- all trainable weights as one vector ----------------------------------------------------------------------------
 
 
-class Flat:
+class Flat(WeightVector):
     """All trainable weights of a task as one vector, in double precision, around where they were at first."""
 
     def __init__(self, task: Task) -> None:
@@ -331,38 +327,24 @@ class Flat:
         self.parameters = trainable(list(task.model.parameters()))
         if not self.parameters:
             raise ValueError(f"{type(task.model).__name__} has no trainable parameter: set requires_grad on some")
-        self.device = self.parameters[0].device
-        self.tensors = [as_real(p.detach()) for p in self.parameters]
-        self.clean = [tensor.clone() for tensor in self.tensors]
-        self.size = sum(tensor.numel() for tensor in self.tensors)
+        super().__init__(self.parameters, torch.float64)
+        self.clean = self.now()
         self.wide = torch.promote_types(self.tensors[0].dtype, torch.float32)
 
-    def vector(self) -> Tensor:
-        """Returns the vector of where they were at first."""
-        return self._flat(self.clean)
-
-    @torch.no_grad()
     def move(self, step: Tensor) -> None:
         """To w + step, w being where they were at first."""
-        pieces = torch.split(step, [t.numel() for t in self.tensors])
-        for tensor, clean, piece in zip(self.tensors, self.clean, pieces, strict=True):
-            tensor.copy_(clean + piece.view(clean.shape).to(clean.device))
-        stale.forget()
+        self.load(self.clean + step.to(self.device))
 
     @torch.enable_grad()
     def gradient(self) -> tuple[float, Tensor]:
         """Loss and gradient of the whole data, where the weights are now."""
-        loss, count = 0.0, 0
-        total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        loss, count, total = 0.0, 0, torch.zeros_like(self.clean)
         for batch in self.task.batches:
             size = self.task.size(batch)
             value = self.task.loss(self.task.model, batch)
-            total.add_(self._flat([as_real(g) for g in gradients(value, self.parameters)]), alpha=size)
+            total.add_(self.flat([as_real(g) for g in gradients(value, self.parameters)]), alpha=size)
             loss += value.detach().double().item() * size
             count += size
         if not count:
             raise ValueError(NO_BATCHES)
         return loss / count, total / count
-
-    def _flat(self, tensors: list[Tensor]) -> Tensor:
-        return torch.cat([t.to(self.device, torch.float64).reshape(-1) for t in tensors])

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ..core import stale
 from ..core.batchnorm import recompute_bn, tracking_layers
 from ..core.checks import check_choice
+from ..core.moving import as_real
 from ..core.parallel import bare
 from ..core.random_state import Snapshot, put_back, snapshot
 from .acceleration import full_precision, widest
@@ -185,6 +186,33 @@ def gradients(loss: Tensor, weights: Sequence[Tensor], create_graph: bool = Fals
             "detach() or no_grad(), and checkpoint() needs use_reentrant=False"
         )
     return [torch.zeros_like(w) if g is None else g for g, w in zip(found, weights, strict=True)]
+
+
+class WeightVector:
+    """Some weights of a model as one vector, on the device of the first; complex ones are pairs of real numbers."""
+
+    def __init__(self, weights: Iterable[Tensor], dtype: torch.dtype) -> None:
+        self.tensors = [as_real(p.detach()) for p in weights]
+        self.sizes = [t.numel() for t in self.tensors]
+        self.dtype, self.device = dtype, self.tensors[0].device
+
+    def now(self) -> Tensor:
+        """Returns a copy of the weights as they are."""
+        return self.flat(self.tensors)
+
+    @torch.no_grad()
+    def load(self, vector: Tensor) -> None:
+        """Sets the weights, in their storage."""
+        torch._foreach_copy_(self.tensors, self.cut(vector))
+        stale.forget()
+
+    def flat(self, tensors: Iterable[Tensor]) -> Tensor:
+        """Returns tensors that are shaped like the weights as one vector."""
+        return torch.cat([t.detach().to(self.device, self.dtype).reshape(-1) for t in tensors])
+
+    def cut(self, vector: Tensor) -> list[Tensor]:
+        """Returns the parts of a vector in the weights' shapes."""
+        return [part.view(t.shape) for part, t in zip(torch.split(vector, self.sizes), self.tensors, strict=True)]
 
 
 class FunctionOfModel(nn.Module):

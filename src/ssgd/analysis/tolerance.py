@@ -277,10 +277,10 @@ def _few(task: Task, recalibrate: int) -> tuple[list[Any], int]:
 
 def _digest(model: nn.Module, weights: Weights) -> str:
     """Returns a hash of the model's tensors, and of which are damaged."""
-    damaged = {id(p) for p in weights.tensors}
+    damaged = {t.data_ptr() for t in weights.tensors}
     found = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        found.update(repr((name, tensor.dtype, tuple(tensor.shape), id(tensor) in damaged)).encode())
+        found.update(repr((name, tensor.dtype, tuple(tensor.shape), tensor.data_ptr() in damaged)).encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
