@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from ssgd.cli.main import main
 from ssgd.lab.data import ImageSet, load
 from ssgd.lab.data.images import DeviceImages
 from ssgd.lab.data.registry import check_name
 from ssgd.lab.experiments import get
-from ssgd.lab.train import Execution, train
+from ssgd.lab.train import Execution, find_runs, train
 
 
 @pytest.fixture
@@ -206,3 +207,43 @@ def test_the_examples_train(tmp_path, monkeypatch):
     )
     (result,) = train(recipe, Execution(out=str(tmp_path), device="cpu", workers=0, progress=False))
     assert result["data"] == "own_data:load" and result["test_accuracy"] > 60  # 25 by chance
+
+
+def test_a_method_of_ones_own_trains_and_its_source_is_watched(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = (Path(__file__).parent.parent / "examples" / "own_method.py").read_text()
+    assert len(text.splitlines()) < 30
+    (tmp_path / "my_method.py").write_text(text)
+    quick = ["phases=2", "lr=0.1", "train_limit=100", "device=cpu", "progress=false"]
+    methods = ["base", "my_method:laplace", "my_method:laplace:0", "my_method:laplace:0.2"]
+    assert main(["compare", "digits", *quick, "--vary", f"method={','.join(methods)}"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[1] for row in rows] == [
+        "base",
+        "my_method:laplace(0.29)",
+        "my_method:laplace(0)",
+        "my_method:laplace(0.2)",
+    ]
+    losses = [run.metrics()[-1]["loss"] for run in find_runs("runs")]
+    assert len(set(losses)) == 3  # at level 0 it is the base
+    (row,) = [run.result() for run in find_runs("runs") if "laplace-0.2" in str(run.path)]
+    assert (row["method"], row["level"], row["distribution"]) == ("my_method:laplace", 0.2, "fill")
+    (tmp_path / "my_method.py").write_text(text + "\n")
+    assert main(["compare", "digits", *quick, "--vary", f"method={','.join(methods)}"]) == 1
+    assert "the source of my_method:laplace changed since" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ("nowhere:make", "no module called 'nowhere'"),
+        ("json:nothing", "json has no function called 'nothing'"),
+        ("os:getcwd", "os:getcwd returned str: let it return a Method of ssgd.methods"),
+        ("splitt:0.15", "no method called 'splitt'"),
+        ("split:much", "level takes a finite number, not 'much'"),
+    ],
+)
+def test_a_method_that_is_none_gets_a_sentence(method, sentence, capsys):
+    assert main(["train", "digits", f"method={method}"]) == 2
+    assert sentence in capsys.readouterr().err

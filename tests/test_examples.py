@@ -13,6 +13,7 @@ ELSEWHERE = {
     "jax_digits.py": "test_jax_page.py",
     "lightning_cifar.py": "test_lightning.py",
     "own_data.py": "test_data_own.py",
+    "own_method.py": "test_data_own.py",
     "own_model.py": "test_data_own.py",
     "transformers_text.py": "test_transformers.py",
 }

@@ -19,15 +19,17 @@ LIBRARY = {
     "integrations",
     "jax",
     "files",
+    "imported",
 }
 BELOW = {  # the library's rooms, which know nothing of the laboratory, and the entry points, which know both
     "core": {"kernels"},  # loaded where there is a GPU for them
     "kernels": {"core"},
     "files": set(),
+    "imported": set(),
     "schedules": {"core"},
     "reference": {"core"},
     "optimizer": {"core"},
-    "methods": {"core", "optimizer"},
+    "methods": {"core", "optimizer", "imported"},
     "analysis": {"core", "files"},
     "integrations": {"core", "optimizer"},
     "jax": {"core"},
@@ -37,9 +39,8 @@ BELOW = {  # the library's rooms, which know nothing of the laboratory, and the 
 IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of ALONE
     "columns": set(),
     "compilation": set(),
-    "imported": set(),
-    "models": {"imported"},
-    "data": {"compilation", "imported"},
+    "models": set(),
+    "data": {"compilation"},
     "train": {"models", "data", "compilation", "columns"},
     "solutions": {"data", "models", "train"},
     "experiments": {"columns", "models", "data", "train", "solutions"},
@@ -47,7 +48,7 @@ IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of
 }
 ALONE = {
     "report": {"core", "files", "analysis"},
-    "models": set(),
+    "models": {"imported"},
 }  # rooms of the laboratory that know no more of the library than this
 ENTRY_POINTS = ("__init__.py", "__main__.py", "cli", "lab/__init__.py")  # they may know everything
 

@@ -35,7 +35,7 @@ EXTRAS = {
     "analysis": "spectra, and pictures of lines and planes",
     "report": "ssgd report",
     "tensorboard": "tensorboard=true",
-    "ray": "ssgd reproduce --on ray",
+    "ray": "--on ray",
     "lightning": "S-SGD in Lightning",
     "accelerate": "S-SGD in Accelerate",
     "transformers": "S-SGD in transformers' Trainer",

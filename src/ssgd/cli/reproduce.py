@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .arguments import add_on
+from .arguments import add_data_and_device, add_on
 
 KEPT = "the last checkpoint"
 
@@ -39,13 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results", default="results", metavar="DIR", help="The folder of the rows (default: results)."
     )
-    parser.add_argument("--folder", help="The folder of the data; without it $SSGD_DATA, or else a cache folder.")
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="The device; auto is a GPU where there is one.",
-    )
+    add_data_and_device(parser)
     parser.add_argument(
         "--at-once", type=int, default=12, metavar="N", help="The number of runs side by side on a GPU (default: 12)."
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from ..core.checks import did_you_mean
 from ..core.parallel import bare
 from ..core.point_optimizer import PointOptimizer
+from ..imported import imported
 from ..optimizer import SSGD
 from .averaging import Averaging
 from .dropconnect import dropconnect
@@ -281,8 +283,18 @@ ELSEWHERE = {"s-sgd": "both", "ssgd": "both", "sgd": "base", "adam": "base"}  # 
 
 
 def get(name: str) -> Method:
-    """The method of that name."""
+    """The method of that name, or the one that ``"package.module:function"`` of your own returns."""
+    if ":" in name:
+        return _own(name)
     if name not in METHODS:
         hint = did_you_mean(name, METHODS, f"use one of {', '.join(METHODS)}", ELSEWHERE)
         raise ValueError(f"no method called {name!r}: {hint}")
     return METHODS[name]
+
+
+@cache
+def _own(name: str) -> Method:
+    found = imported(name)()
+    if not isinstance(found, Method):
+        raise ValueError(f"{name} returned {type(found).__name__}: let it return a Method of ssgd.methods")
+    return replace(found, name=name)

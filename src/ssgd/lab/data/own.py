@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssgd.imported import imported, takes
 from ssgd.lab.data.augment import normalised
 from ssgd.lab.data.batches import Options, Source
 from ssgd.lab.data.faults import Unusable
@@ -19,7 +20,6 @@ from ssgd.lab.data.folder import spread
 from ssgd.lab.data.images import draw_held_out
 from ssgd.lab.data.map_style import MapSource, Request
 from ssgd.lab.data.preprocess import Pixels
-from ssgd.lab.imported import imported, takes
 
 MEASURED = 1000  # training images, at most, from which mean and deviation of bytes are taken
 FORM = "let it return (train, test), two Datasets with __len__ and __getitem__, or a Source of ssgd.lab.data"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ssgd.imported import imported
 from ssgd.lab.data.batches import Options, Source
 from ssgd.lab.data.download import data_folder
 from ssgd.lab.data.images import DeviceImages, ImageSet, fake_images
-from ssgd.lab.imported import imported
 
 __all__ = ["NAMES", "NORMALISED", "SPEECH", "Options", "Source", "check_name", "load"]
 

@@ -9,7 +9,7 @@ import torch
 from ..data import NAMES
 from ..data.corpora import is_speech
 from ..data.faults import Faults
-from ..data.folder import listed
+from ..data.folder import listed, pillow
 from ..data.text import is_text
 from ..models import MODELS, build
 from ..train.building import check_kind
@@ -50,6 +50,7 @@ def _place(data: str) -> str:
 def check(recipe: Recipe) -> None:
     """The model takes the images and tells as many classes as there are, or a sentence says what to change."""
     check_kind(recipe.model, recipe.data, "images")
+    pillow()
     classes = len(listed(Path(recipe.data).expanduser(), Faults("skip"), held_out=recipe.held_out).classes)
     size = recipe.image_size
     with torch.random.fork_rng(devices=[]), torch.no_grad():

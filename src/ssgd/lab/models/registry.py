@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..imported import imported, takes
+from ...imported import imported, takes
 
 DEPTHS = (20, 32, 44, 56, 110)
 

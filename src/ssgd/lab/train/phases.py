@@ -90,7 +90,8 @@ class Schedule:
     def __str__(self) -> str:
         def text(phase: Phase) -> str:
             rate = f"{phase.lr:g}" + (f" falling by a cosine of {phase.period} epochs" if phase.period else "")
-            return f"{phase.epochs} epochs of {phase.label}" + (f" at {rate}" if self.peak is None else "")
+            length = f"{phase.epochs} epoch{'s' * (phase.epochs != 1)}"
+            return f"{length} of {phase.label}" + (f" at {rate}" if self.peak is None else "")
 
         decay = f"; divided by {self.decay:g} every epoch after {self.decay_after}" if self.decay != 1 else ""
         cosine = "" if self.peak is None else f"; the rate falls from {self.peak:g} by one cosine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,7 +19,7 @@ from ..data.faults import BAD
 from ..data.registry import NORMALISED
 from . import fields
 from .fields import declared
-from .phases import Schedule, parse
+from .phases import NUMBER, Schedule, parse
 
 NEED_EVERY_PASS = ("sam", "asam", "sam-10", "entropy-sgd")
 LARGEST_SEED = 2**63 - 1
@@ -54,7 +55,11 @@ class Recipe:
         choices=BAD,
     )
 
-    method: str = declared("base", "A method that `ssgd methods` lists; method=split:0.15 sets its level too.")
+    method: str = declared(
+        "base",
+        "A method that `ssgd methods` lists, or package.module:function of your own; method=split:0.15 sets its level"
+        " too.",
+    )
     level: float | None = declared(
         None, "The method's first setting, such as the noise level or SAM's rho; none is the method's default.", least=0
     )
@@ -239,8 +244,10 @@ MAIN = ("name", "model", "data", "method", "level", "phases", "lr", "weight_deca
 
 def _with_level(change: str) -> list[str]:
     """``method=split:0.15`` as two changes, one of them of the level; others as they are."""
-    name, colon, level = change.partition(":")
-    return [name, f"level={level}"] if colon and name.partition("=")[0].strip() == "method" else [change]
+    name, _, level = change.rpartition(":")
+    key, _, method = name.partition("=")
+    has_level = method in registry.METHODS or re.fullmatch(NUMBER, level)  # else it is package.module:function
+    return [name, f"level={level}"] if key.strip() == "method" and has_level else [change]
 
 
 def setting_hint(key: str, text: str, values: Mapping[str, Any]) -> str | None:

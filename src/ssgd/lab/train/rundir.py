@@ -312,13 +312,16 @@ PARTS = {  # of a fingerprint, in words
     "classes": "the number of classes of {data}",
     "channels": "the number of channels of {data}",
     "source": "the source of {model}, or of a layer it uses,",
+    "method": "the source of {method}",
     "weights": "the shape or the initialisation of {model}",
 }
 
 
 def of_model(recipe: Recipe, classes: int, channels: int) -> Fingerprint:
-    """Of a model of ssgd's only the numbers are kept: it comes with a release, which a run may outlive."""
+    """Of those of ssgd itself only the numbers are kept: they come with a release, which a run may outlive."""
     found: Fingerprint = {"classes": classes, "channels": channels}
+    if ":" in recipe.method:
+        found["method"] = _hash(_sources([recipe.method.partition(":")[0]]))
     if ":" in recipe.model:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -348,7 +351,7 @@ def check_unchanged(known: Mapping[str, Any], now: Mapping[str, Any], recipe: Re
     for part, words in PARTS.items():
         if known.get(part) != now.get(part):
             raise ValueError(
-                f"{words.format(data=recipe.data, model=recipe.model)} changed since {path} was begun: bring it back,"
+                f"{words.format_map(vars(recipe))} changed since {path} was begun: bring it back,"
                 " choose another --out, or delete the folder to train again"
             )
 
