@@ -22,6 +22,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from ssgd.lab.data import load
 from ssgd.lab.experiments import get
 from ssgd.lab.train import Recipe
 from ssgd.lab.train.distributed import Ranks
+from ssgd.lab.train.rundir import environment
 from ssgd.lab.train.running import Run
 
 ROOT = Path(__file__).parent.parent
@@ -99,9 +101,14 @@ def _sphere(weights: Sequence[Tensor], level: float, seed: int) -> list[Tensor]:
 
 
 def along(
-    recipe: Recipe, levels: Sequence[float], draws: int, at: Sequence[int], folder: str | None
+    recipe: Recipe,
+    levels: Sequence[float],
+    batches: Sequence[int] | None,
+    draws: int,
+    at: Sequence[int],
+    folder: str | None,
 ) -> list[dict[str, Any]]:
-    """Trains a recipe with its first seed, and returns the figures of each of its steps ``at`` and each level."""
+    """Trains a recipe with its first seed, and returns the figures at its steps ``at``, by size of batch and level."""
     seed = recipe.seeds[0]
     limits = {"train_limit": recipe.train_limit, "test_limit": recipe.test_limit}
     source = load(recipe.data, folder, device="cpu", dtype=torch.float32, augment=recipe.augment, **limits)
@@ -113,11 +120,12 @@ def along(
     found = []
     while not run.done:
         if run.position in at:
-            batch = source.epoch(seed, run.epoch).batch(run.step_in_epoch, recipe.batch)
-            halves = tuple(zip(*(part.chunk(2) for part in batch), strict=True))
-            for level in levels:
+            where = {"recipe": recipe.name, "seed": seed, "step": run.position}
+            for size, level in product(batches or [recipe.batch], levels):
+                batch = source.epoch(seed, run.epoch).batch(run.step_in_epoch * recipe.batch // size, size)
+                halves = tuple(zip(*(part.chunk(2) for part in batch), strict=True))
                 noise = gradient_noise(run.net, loss, halves, level, draws, mix(seed, run.position))
-                found.append({"recipe": recipe.name, "seed": seed, "step": run.position, "level": level, "of": noise})
+                found.append({**where, "batch": size, "level": level, "of": noise})
                 print(json.dumps(found[-1]), flush=True)
         run.step()
         if run.epoch_is_over:
@@ -130,14 +138,16 @@ def main() -> int:
     parser.add_argument("recipe", help="of a net without batch-norm that carries no state")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--levels", type=float, nargs="+", default=[0.1, 0.2])
+    parser.add_argument("--batches", type=int, nargs="+", help="sizes of the batch that is measured (default: its own)")
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--at", type=int, nargs="+", default=[50, 250, 500, 750, 950], help="steps")
     parser.add_argument("--folder", help="of the data; without it $SSGD_DATA")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gradient-noise.json")
     options = parser.parse_args()
     recipe = get(options.recipe).with_changes(options.changes)
-    found = along(recipe, options.levels, options.draws, options.at, options.folder)
-    options.out.write_text(json.dumps({"draws": options.draws, "torch": torch.__version__, "rows": found}, indent=1))
+    found = along(recipe, options.levels, options.batches, options.draws, options.at, options.folder)
+    where = {key: value for key, value in environment().items() if key in ("commit", "torch", "python")}
+    options.out.write_text(json.dumps({**where, "draws": options.draws, "rows": found}, indent=1) + "\n")
     return 0
 
 

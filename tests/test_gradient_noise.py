@@ -72,24 +72,12 @@ def test_equal_halves_leave_the_pair_no_linear_noise(net):
 
 def test_along_a_training(tmp_path, monkeypatch):
     out = tmp_path / "noise.json"
-    command = [
-        "gradient_noise.py",
-        "words",
-        "model=gpt-tiny",
-        "phases=1",
-        "lr=0.1",
-        "--levels",
-        "0.1",
-        "0.2",
-        "--draws",
-        "2",
-        "--at",
-        "3",
-        "--out",
-        str(out),
-    ]
-    monkeypatch.setattr(sys, "argv", command)
+    sizes = ["--levels", "0.1", "0.2", "--batches", "8", "16", "--draws", "2", "--at", "3"]
+    training = ["words", "model=gpt-tiny", "phases=1", "lr=0.1"]
+    monkeypatch.setattr(sys, "argv", ["gradient_noise.py", *training, *sizes, "--out", str(out)])
     script.main()
     rows = json.loads(out.read_text())["rows"]
-    assert [(row["step"], row["level"]) for row in rows] == [(3, 0.1), (3, 0.2)]
+    assert [(one["step"], one["batch"], one["level"]) for one in rows] == [
+        (3, batch, level) for batch in (8, 16) for level in (0.1, 0.2)
+    ]
     assert 0 < rows[0]["of"]["pair"]["odd"] < rows[1]["of"]["pair"]["odd"]
