@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import torch
 
@@ -19,21 +18,6 @@ from ..train.rundir import RunDir
 from .cells import SCALES, Experiment
 from .identity import identity
 from .rows import Results, Row
-
-SAMPLES = {  # of an epoch: images, words, utterances
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "imagenet": 1_281_167,
-    "tiny-imagenet-10": 5_000,
-    "digits": 1_000,
-    "ptb": 929_589,
-    "ptb-characters": 5_017_482,
-    "fake-text": 6_000,
-    "wsj": 37_416,
-    "an4": 848,
-    "connected-digits": 2_000,
-    "fake-speech": 96,
-}
 
 
 @dataclass(frozen=True)
@@ -76,9 +60,9 @@ class Planned:
         return sum(schedule.phases[schedule.index(e)].passes_a_step for e in range(self.begun, schedule.epochs))
 
     @property
-    def work(self) -> float | None:
-        """Samples still to be passed forward and backward, where the size of the data is known."""
-        return _work(self.left, self.recipe.to_json())
+    def kind(self) -> tuple[str, str, int | None]:
+        """What its seconds a pass hang on: net, data, and how much of them."""
+        return self.recipe.model, self.recipe.data, self.recipe.train_limit
 
 
 @dataclass(frozen=True)
@@ -189,30 +173,19 @@ def _plan(
 
 
 def expected_seconds(runs: Iterable[Planned], rows: Iterable[Row], device: str, at_once: int) -> tuple[float, set[str]]:
-    """How long the runs may take on a device, by finished rows of the same nets there; and the nets that have none.
+    """How long the runs may take on a device, by finished rows of the same net and data; and the nets that have none.
 
     A row's seconds are those of a run among others: as many as it says, or as many as now.
     """
-    rates = _rates(rows, device, at_once)
-    seconds, unknown = 0.0, set()
-    for run in runs:
-        if run.work is None or run.recipe.model not in rates:
-            unknown.add(run.recipe.model)
-        else:
-            seconds += rates[run.recipe.model] * run.work
-    return seconds, unknown
+    rates = _seconds_a_pass(rows, device, at_once)
+    known = [(rates.get(run.kind), run) for run in runs]
+    return sum(rate * run.left for rate, run in known if rate), {run.recipe.model for rate, run in known if not rate}
 
 
-def longest_first(runs: Sequence[Planned], rows: Iterable[Row], device: str) -> list[Planned]:
+def longest_first(runs: Iterable[Planned], rows: Iterable[Row], device: str) -> list[Planned]:
     """So that runs side by side end at nearly the same time. Nets of which nothing is known may be the longest."""
-    rates = _rates(rows, device, 1)
-    places = {model: place for place, model in enumerate(dict.fromkeys(run.recipe.model for run in runs))}
-
-    def cost(run: Planned) -> tuple[bool, float, float]:
-        model, work = run.recipe.model, run.work or 0.0
-        return (True, -rates[model] * work, 0.0) if model in rates else (False, places[model], -work)
-
-    return sorted(runs, key=cost)
+    rates = _seconds_a_pass(rows, device, 1)
+    return sorted(runs, key=lambda run: (run.kind in rates, -rates.get(run.kind, 1.0) * run.left))
 
 
 def device_name(execution: Execution) -> str:
@@ -220,17 +193,16 @@ def device_name(execution: Execution) -> str:
     return torch.cuda.get_device_name() if execution.kind == "cuda" else "cpu"
 
 
-def _rates(rows: Iterable[Row], device: str, at_once: int) -> dict[str, float]:
-    """Seconds a sample, by net."""
+def _seconds_a_pass(rows: Iterable[Row], device: str, at_once: int) -> dict[tuple[str, str, int | None], float]:
     found = defaultdict(list)
     for row in rows:
         numbers = [row.get("passes"), row.get("seconds"), row.get("at_once", at_once)]
         told = all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers)
-        whole = row.get("recipe") and "model" in row and told and "diverged" not in row
-        work = _work(row["passes"], row["recipe"]) if whole else None
-        if work and row.get("device") == device:
-            found[row["model"]].append(row["seconds"] / row.get("at_once", at_once) / work)
-    return {model: mean(seconds) for model, seconds in found.items()}
+        recipe = row.get("recipe")
+        if told and recipe and row.get("device") == device and "diverged" not in row:
+            kind = recipe.get("model"), recipe.get("data"), recipe.get("train_limit")
+            found[kind].append(row["seconds"] / row.get("at_once", at_once) / row["passes"])
+    return {kind: mean(seconds) for kind, seconds in found.items()}
 
 
 def _one_seed_each(recipes: Sequence[Recipe], seeds: Sequence[int] | None) -> Iterable[Recipe]:
@@ -270,10 +242,3 @@ def _pictures(experiment: Experiment, scale: str, results: Path) -> dict[str, Pa
     folder = results / picture.folder / ("smoke" if scale == "smoke" else "")
     names = list(picture.of) if picture.kind == "spectrum" else [picture.kind]
     return {name: folder / name for name in names if not (folder / f"{name}.npz").exists()}
-
-
-def _work(passes: float, recipe: Mapping[str, Any]) -> float | None:
-    samples = SAMPLES.get(recipe.get("data", ""))
-    if samples is None:
-        return None
-    return passes * float(min(samples - recipe.get("held_out", 0), recipe.get("train_limit") or samples))

@@ -34,7 +34,15 @@ def of_plans(plans: Sequence[Plan], results: Results, execution: Execution, limi
         line += f", {limit} of them now"
     if cut := sum(run.begun > 0 for run in runs):
         line += f" ({cut} of which go on where they were cut)"
-    lines = [line, f"cost: {_cost(runs)}", f"expected time: {_time(runs, results, execution)}"] if runs else [line]
+    lines = (
+        [
+            line,
+            f"cost: {sum(run.left for run in runs):,.0f} passes over the data",
+            f"expected time: {_time(runs, results, execution)}",
+        ]
+        if runs
+        else [line]
+    )
     if results.skipped:
         lines.append(f"note: {len(results.skipped)} lines of the results cannot be read ({results.skipped[0]} first)")
     return "\n\n".join([*map(_of_plan, plans), "\n".join(lines)])
@@ -93,14 +101,6 @@ def _counted(numbers: set[int], what: str) -> str:
     low, high = min(numbers), max(numbers)
     many = "s" if high > 1 else ""
     return f"{low} {what}{many}" if low == high else f"{low} to {high} {what}{many}"
-
-
-def _cost(runs: Sequence[Planned]) -> str:
-    passes = f"{sum(run.left for run in runs):,.0f} passes over the data"
-    works = [run.work for run in runs]
-    known = [work for work in works if work is not None]
-    beyond = "" if len(known) == len(works) else ", and those of data whose size is not known"
-    return f"{passes}, {sum(known):.3g} samples forward and backward{beyond}"
 
 
 def _time(runs: Sequence[Planned], results: Results, execution: Execution) -> str:
