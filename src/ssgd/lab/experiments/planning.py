@@ -112,11 +112,15 @@ def plans(
     patterns = [only] if isinstance(only, str) else only or [""]
     found = [_plan(experiment, scale, results, out, seeds, patterns) for experiment in experiments]
     for pattern in patterns:
-        if not any(pattern in used for _, used in found):
+        if not any(_fits(run.name, pattern) for plan in found for run in plan.runs):
             told = f"no run of {' or '.join(one.name for one in experiments)} has {pattern!r} in its name"
             first = experiments[0].recipes(scale)[0]
             raise ValueError(f"{told}, such as {first.name}/seed-{first.seeds[0]}: see --plan")
-    return [plan for plan, _ in found if plan.runs]
+    return [plan for plan in found if plan.runs]
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, f"*{pattern}*")
 
 
 def missing(plans: Sequence[Plan]) -> dict[str, tuple[Plan, Planned]]:
@@ -152,12 +156,10 @@ def _plan(
     out: str | Path,
     seeds: Sequence[int] | None,
     patterns: Sequence[str],
-) -> tuple[Plan, set[str]]:
-    """And the patterns that are in the name of a run."""
+) -> Plan:
     recipes = experiment.recipes(scale)
     pictures, pictured = _pictures(experiment, scale, results.folder), recipes[0].seeds[0]
     found: dict[tuple[str, str, int], Planned] = {}
-    used: set[str] = set()
     for recipe in _one_seed_each(recipes, seeds):
         seed = recipe.seeds[0]
         row = results.find(recipe, seed, experiment.needs)
@@ -166,10 +168,9 @@ def _plan(
         without_weights = needed and not _weights(folder) and row is not None and "diverged" not in row
         begun = _epochs_behind(folder) if row is None else 0
         run = Planned(recipe, row, folder, row is None or without_weights, begun)
-        if fits := {pattern for pattern in patterns if fnmatchcase(run.name, f"*{pattern}*")}:
+        if any(_fits(run.name, pattern) for pattern in patterns):
             found.setdefault(run.training, run)
-            used |= fits
-    return Plan(experiment, scale, tuple(found.values()), pictures, pictured), used
+    return Plan(experiment, scale, tuple(found.values()), pictures, pictured)
 
 
 def expected_seconds(runs: Iterable[Planned], rows: Iterable[Row], device: str, at_once: int) -> tuple[float, set[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,6 +47,7 @@ MIX, LAST = "75-25S-25S", "75-50-25S"  # two passes at SGD's cost, as in table 1
 LATE = "75-50S-50S"  # noise once the rate has fallen
 SPLIT = paper_level(0.26)  # 0.15: the best of tune's for ResNet20 on CIFAR-100, as are the rho of SAM and of ASAM
 Method = tuple[str, float | None, str]  # with its phases
+SHOWN = ("37S-25S-25S", "75-25S-50")  # phases of table 1 that count where they were run, and are not asked for
 WHOLE = CIFAR["phases"]
 CONTENDERS: dict[str, Method] = {
     "base": (*BASE, WHOLE),
@@ -253,31 +254,39 @@ def side_by_side() -> tuple[Cell, Cell, Cell]:
     return base, halves, Cell("side-by-side/split-0.15", None, split, column, base=base, control=halves, scale=None)
 
 
-def contender(folder: str, data: str, model: str, label: str, way: Method, **more: Any) -> Cell:
-    method, level, phases = way
-    fields = {"phases": phases, "evaluate_every": 5, "seeds": UNSEEN, **more}
-    make = partial(cifar, data, model, method, level, **fields)
-    scale = "paper" if model != "resnet20" else "smoke" if data == "cifar100" else "small"
-    column = protocol(model, data, CIFAR["weight_decay"])
-    return Cell(f"{folder}/{data}/{model}/{label}", make, told(*way), column, scale=scale)
+def contenders(folder: str, ways: Mapping[str, Method], later: Collection[str] = (), **more: Any) -> Iterator[Cell]:
+    """Yields the methods on four nets and both CIFARs; ``later`` are trained at no smaller scale than small."""
+    for model in ("resnet20", "resnet56", "wrn28-2", "vgg16"):
+        for data in ("cifar100", "cifar10"):
+            cells = []
+            for label, (method, level, phases) in ways.items():
+                make = partial(cifar, data, model, method, level, phases=phases, evaluate_every=5, **more)
+                smallest = "smoke" if data == "cifar100" and label not in later else "small"
+                scale = smallest if model == "resnet20" else "paper"
+                column = protocol(model, data, CIFAR["weight_decay"])
+                name = f"{folder}/{data}/{model}/{label}"
+                cells.append(Cell(name, make, told(method, level, phases), column, scale=scale))
+            yield from beside(cells)
+
+
+def beside(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Yields cells beside the base among them, and split beside the halves; another column has no base here."""
+    known = {cell.name.rpartition("/")[2]: cell for cell in cells}
+    base = known["base"]
+    for label, cell in known.items():
+        compared = cell is not base and cell.column == base.column
+        control = known["halves"] if label.startswith("split") else None
+        yield replace(cell, base=base, control=control) if compared else cell
 
 
 def equal_cost() -> Experiment:
     """Judged on the test set, with seeds that no tuning has seen."""
-    cells: list[Cell] = []
-    for model in ("resnet20", "resnet56", "wrn28-2", "vgg16"):
-        for data in ("cifar100", "cifar10"):
-            known: dict[str, Cell] = {}
-            for label, way in CONTENDERS.items():
-                cell = contender("equal_cost", data, model, label, way)
-                halved = known.get("halves") if label == "split-0.15" else None
-                known[label] = replace(cell, base=known.get("base"), control=halved)
-            if model == "resnet20":  # table 1's others, whose runs count here
-                for phases in ("37S-25S-25S", "75-25S-50"):
-                    label = f"{phases}-both-0.29"
-                    cell = contender("equal_cost", data, model, label, (*BOTH, phases))
-                    known[label] = replace(cell, base=known["base"], scale=None)
-            cells += known.values()
+    known = dict(CONTENDERS)
+    known |= {f"{phases}-both-0.29": (*BOTH, phases) for phases in SHOWN}
+    cells = [
+        replace(cell, scale=None) if any(phases in cell.name for phases in SHOWN) else cell
+        for cell in contenders("equal_cost", known, seeds=UNSEEN)
+    ]
     about = (
         "What a method costs, in passes over the data, and what it brings over SGD on the same seeds. In brackets is "
         f"the level of noise, {UNIFORM} unless another is named, or ρ. Seed 0, which tuning used, is left out."
@@ -288,66 +297,45 @@ def equal_cost() -> Experiment:
 def tune() -> Experiment:
     """Judged on training images held out, at a level or rho worth trying."""
     ways: dict[str, Method] = {label: CONTENDERS[label] for label in ("base", "halves", "base-2x")}
-    first = set(ways)
+    later = []
     for label, (method, phases, levels) in TUNED.items():
         names = [f"{label}-{level:.2g}" for level in levels]
         ways |= {name: (method, level, phases) for name, level in zip(names, levels, strict=True)}
-        first.add(names[0])
-    cells: list[Cell] = []
-    for model in ("resnet20", "resnet56", "wrn28-2", "vgg16"):
-        for data in ("cifar100", "cifar10"):
-            known: dict[str, Cell] = {}
-            for label, way in ways.items():
-                cell = contender("tune", data, model, label, way, held_out=HELD_OUT, seeds=(0,))
-                scale = "small" if cell.scale == "smoke" and label not in first else cell.scale
-                halved = known["halves"] if label.startswith("split") else None
-                known[label] = replace(cell, base=known.get("base"), control=halved, scale=scale)
-            cells += known.values()
+        later += names[1:]
     about = "Noise level, and the ρ of SAM and ASAM alike, tried on training images held out."
+    cells = contenders("tune", ways, later, held_out=HELD_OUT, seeds=(0,))
     return Experiment("tune", "Tuning", about, tuple(cells))
 
 
 def front() -> Experiment:
     """A level of noise is its norm divided by that of the weights."""
-    known: dict[str, Cell] = {}
-    for label, levels in FRONT.items():
-        method, _, decay = label.partition("-decay-")
-        for level in levels:
-            noisy = method in NOISY
-            value = float(decay) if decay else CIFAR["weight_decay"]
-            fields = {"distribution": "sphere", "held_out": HELD_OUT, "weight_decay": value, "tolerance": True}
-            column = protocol("resnet20", "cifar100", value)
-            cell = Cell(
-                f"front/cifar100/resnet20/{labelled(label, level)}",
-                partial(cifar, "cifar100", "resnet20", method, level, evaluate_every=5, **fields),
-                told(method, 0.2 if method == "dropconnect" else level, also="sphere" if noisy else ""),
-                column,
-                base=None if decay else known.get("base"),
-                control=known["halves"] if label == "split" else None,
-            )
-            known[labelled(label, level)] = cell
     about = (
         "What does a level cost, and what does it bring? Each method at several levels, on training images held out."
     )
-    return Experiment("front", "The front", about, tuple(known.values()))
+    return Experiment("front", "The front", about, damaged("front", FRONT, held_out=HELD_OUT))
 
 
 def tolerance() -> Experiment:
     """Levels and ρ were chosen on the front; every row has the figures of the damaged weights."""
-    known: dict[str, Cell] = {}
-    for method, levels in TOLERANT.items():
-        for level in levels:
-            fields = {"distribution": "sphere", "tolerance": True, "seeds": (6, 7, 8, 9, 10)}
-            known[labelled(method, level)] = Cell(
-                f"tolerance/cifar100/resnet20/{labelled(method, level)}",
-                partial(cifar, "cifar100", "resnet20", method, level, evaluate_every=5, **fields),
-                told(method, level, also="sphere" if method in NOISY else ""),
-                protocol("resnet20", "cifar100", CIFAR["weight_decay"]),
-                base=known.get("base"),
-                control=known["halves"] if method == "split" else None,
-            )
     about = "What does a net bear, and thanks to what? Levels chosen on the front, judged with seeds it has not seen."
-    return Experiment("tolerance", "Tolerance", about, tuple(known.values()))
+    cells = damaged("tolerance", TOLERANT, seeds=(6, 7, 8, 9, 10))
+    return Experiment("tolerance", "Tolerance", about, cells)
+
+
+def damaged(folder: str, levels: Mapping[str, tuple[float | None, ...]], **fields: Any) -> tuple[Cell, ...]:
+    """Returns methods at their levels, as ratios of norms, whose rows have the figures of the damaged weights."""
+    cells = []
+    for label in levels:
+        method, _, decay = label.partition("-decay-")
+        value = float(decay) if decay else CIFAR["weight_decay"]
+        also = "sphere" if method in NOISY else ""
+        for level in levels[label]:
+            more = {"distribution": "sphere", "weight_decay": value, "tolerance": True, "evaluate_every": 5, **fields}
+            name = f"{folder}/cifar100/resnet20/{labelled(label, level)}"
+            make = partial(cifar, "cifar100", "resnet20", method, level, **more)
+            row = told(method, 0.2 if method == "dropconnect" else level, also=also)
+            cells.append(Cell(name, make, row, protocol("resnet20", "cifar100", value)))
+    return tuple(beside(cells))
 
 
 def front_text() -> Experiment:

@@ -24,7 +24,7 @@ Point = tuple[Any, ...]  # x, y, and if they are known the standard deviation an
 SPECTRA = {"figA4": ("base",), "figA5": ("both",), "figA6": ("base", "both")}  # the labels that each shows
 SOLUTIONS = {"base": "SGD", "both": "S-SGD"}
 WHOLE_SPECTRUM = (10_000, 90, 5)  # images, steps and probes; one of less is small
-UNITS = {"accuracy": "points of test accuracy", "perplexity": "perplexity", "wer": "points of word error rate"}
+UNITS = {"accuracy": "points of accuracy", "wer": "points of word error rate", "bits": "bits per character"}
 BESIDE = "Hollow, dashed: the paper. Filled: ours, mean ± standard deviation; small dots are single seeds."
 GAINS = (
     "To the right is better. Blue: as many passes as {base}; orange: more. Bars are 95 % intervals by the spread of "

@@ -90,7 +90,7 @@ class Judge:
             ours,
             own if again else None,
             self._reading(rows, control, metric, cell.control).gain,
-            paper_gain=cell.gain if cell.gain is not None else self._gains.get((cell.identity, cell.metric)),
+            paper_gain=self._gain(cell) if cell.base else None,
             passes=mine,
             cost=mine / theirs if mine and theirs else None,
             diverged=tuple(seed for seed, row in rows.items() if row.diverged),
@@ -123,13 +123,15 @@ class Judge:
             both = combined(theirs, of_base) if cell.spread and cell.base.spread and of_base else theirs
             of_gain = welch(gain.middle - cell.gain, mine, found.ours.share, both, 2 / runs)
         interval = welch(ours.mean - cell.paper, mine, 1 / ours.count, theirs, 1 / runs) if mine and theirs else None
-        measure = cell.gain if cell.gain is not None else self._largest_gain.get((cell.identity, cell.metric))
-        said = verdicts.judge(interval, measure, single)
+        said = verdicts.judge(interval, self._gain(cell), single)
         gained = of_gain and Interval(found.sign * of_gain.middle, of_gain.reach)  # a smaller fall is a gain below
         of_gain_said = None if cell.gain is None else verdicts.judge(gained, cell.gain, single)
         if cell.identity in self._fitted and cell.metric.startswith("test"):
             said, of_gain_said = CALIBRATED, of_gain_said and CALIBRATED
         return replace(found, verdict=said, gain_verdict=of_gain_said, interval=interval, gain_interval=of_gain)
+
+    def _gain(self, cell: Cell) -> float | None:
+        return cell.gain if cell.gain is not None else self._gains.get((cell.identity, cell.metric))
 
     def _spreads(self, cell: Cell, metric: str) -> tuple[Spread | None, Spread | None, int]:
         """Ours, the paper's, and over how many of its runs."""
@@ -180,24 +182,16 @@ class Judge:
 
     @cached_property
     def _gains(self) -> dict[tuple[str, str], float]:
-        """The paper's, by training: that of table 2, or else where it stands first."""
+        """The paper's, by training: that of table 2, or else where it stands first; of a base the largest from it."""
         found: dict[tuple[str, str], float] = {}
+        largest: dict[tuple[str, str], float] = {}
         for one in sorted(experiments(), key=lambda one: one.name != "table2"):
             for cell in one.cells:
-                if cell.gain is not None:
-                    found.setdefault((cell.identity, cell.metric), cell.gain)
-        return found
-
-    @cached_property
-    def _largest_gain(self) -> dict[tuple[str, str], float]:
-        """Of the paper, counted from a training."""
-        found: dict[tuple[str, str], float] = {}
-        for one in experiments():
-            for cell in one.cells:
                 if cell.gain is not None and cell.base is not None:
-                    key = cell.base.identity, cell.base.metric
-                    found[key] = max(found.get(key, 0.0), abs(cell.gain))
-        return found
+                    found.setdefault((cell.identity, cell.metric), cell.gain)
+                    base = cell.base.identity, cell.base.metric
+                    largest[base] = max(largest.get(base, 0.0), abs(cell.gain))
+        return largest | found
 
     @cached_property
     def _fitted(self) -> set[str]:
