@@ -484,6 +484,11 @@ def limits() -> list[list[str]]:
     return found
 
 
+def methods() -> list[list[str]]:
+    told_as = {name: re.sub("-(?= ?n )", "−", method.description) for name, method in METHODS.items()}
+    return [[f"`{name}`", told_as[name], f"{method.passes:g}"] for name, method in METHODS.items()]
+
+
 def settings() -> list[list[str]]:
     """Returns what can be set of each method, as the registry has it; methods that share a setting share a row."""
     found: dict[Setting, list[str]] = {}
@@ -519,6 +524,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
         tasks,
         baseline,
         limits,
+        methods,
         settings,
     )
 }

@@ -152,10 +152,9 @@ def guarantees():
     return (ROOT / "docs" / "guarantees.md").read_text()
 
 
-def test_every_method_has_a_card_in_the_registrys_order():
-    cards = re.split(r"^### ", (ROOT / "docs" / "methods.md").read_text(), flags=re.MULTILINE)[1:]
-    assert [card.partition("\n")[0] for card in cards] == list(METHODS)
-    assert all("\nReference: " in card for card in cards)
+def test_every_method_but_the_base_has_a_reference():
+    references = (ROOT / "docs" / "methods.md").read_text().partition("## References")[2]
+    assert {"base", *re.findall(r"`([\w-]+)`(?=.* \|.*\|$)", references, re.MULTILINE)} >= METHODS.keys()
 
 
 # --- what is made from the code ---------------------------------------------------------------------------------------
