@@ -426,8 +426,8 @@ def unbound(s, x):
 
 REFUSED = {
     "data": (data, "w: data of a noisy weight is not served: use split"),
-    "a write": (writes, "mul_ writes to a noisy weight: write before the block"),
-    "a write to a plain tensor": (into_a_plain_tensor, "add_ writes both values"),
+    "a write": (writes, r"mul_ writes to a noisy weight, or both .* write before the block"),
+    "a write to a plain tensor": (into_a_plain_tensor, r"add_ writes .* both of its values to one place"),
     "vmap": (unbound, r"vmap and torch.func are not served: use points\(\) or split"),
     "max_norm": (
         lambda s, x: F.embedding(x.long() % 3, s.w, max_norm=1.0).mean(1),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,12 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from ..checks import check_choice
-from ..parallel import is_sharded, sharded_modules, unwrap_ddp
+from ..parallel import bare, is_sharded, sharded_modules, unwrap_ddp
 from ..passes import Stage
 from ..random_state import capturing
 from .layers import LATE, Unserved, refuse
-from .pairs import ADDED, Noisy, Pair, shapes
-from .samples import MOST, Log, agrees, compared, count_samples, leave_no_trace, signature, some, take_back, watch
+from .pairs import ADDED, Call, Noisy, Pair, shapes
+from .samples import Log, agrees, compared, count_samples, leave_no_trace, signature, some, take_back, trial, watch
 
 
 @contextmanager
@@ -37,19 +37,14 @@ def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iter
     engine = _engine(opt)
     passes = opt._begin(None)
     try:
-        try:
-            if engine is not None:
-                opt.rule.both(opt, engine.values)
-                engine.open(batch_norm, opt.bn_stats, signs, dim, strict)
+        if engine is not None:
+            opt.rule.both(opt, engine.values)
+        with nullcontext() if engine is None else engine.opened(batch_norm, opt.bn_stats, signs, dim, strict):
             passes.stage = Stage.INSIDE
             passes.gradients.look()
             yield
-        finally:
-            if engine is not None:
-                engine.close()
         if engine is not None:
-            engine.check_gradients()
-            engine.add_counts()
+            engine.finish()
             if engine.out:
                 opt.param_groups[0]["without_noise"] = sorted(engine.out)
         passes.finish()
@@ -68,11 +63,8 @@ def dry_run(opt: Any, call: Callable[..., Any], args: Any, kwargs: Any, dim: int
     engine = _engine(opt)
     if engine is None:
         return {}
-    engine.open(dim=dim)
-    try:
+    with engine.opened(dim=dim):
         return engine.dry_run(call, args, kwargs)
-    finally:
-        engine.close()
 
 
 def twice(batch: Any) -> Any:
@@ -88,14 +80,14 @@ def _engine(opt: Any) -> OnePass | None:
     if opt.model is None:
         raise ValueError("one_pass() needs the model: pass model=...")
     key = [id(opt.model), *((id(p), p.dtype, p.device, p.shape, p.stride()) for p in weights)]
-    known: tuple[Any, OnePass] | None = opt.__dict__.get("_one_pass")
-    if known is None or known[0] != key:
+    known: tuple[Any, OnePass, list[OnePass]] = opt.__dict__.get("_one_pass", (None, None, []))
+    if known[0] != key:
         ids, places = set(map(id, weights)), {w.data_ptr() for w in weights}
         if any(id(p) not in ids and p.data_ptr() in places for p in opt.selected):
-            raise Unserved(
-                (), "two parameters share memory: tie weights by one parameter in two places, or use split()"
-            )
-        known = opt.__dict__["_one_pass"] = key, OnePass(opt.model, weights, opt.rule.perturb is not None)
+            refuse("two parameters share memory: tie weights by one parameter in two places, or use split()")
+        known = opt.__dict__["_one_pass"] = key, OnePass(opt.model, weights, opt.rule.perturb is not None), known[2]
+    if capturing() and known[1] not in known[2]:
+        known[2].append(known[1])  # a CUDA graph holds addresses, not references
     return known[1]
 
 
@@ -118,72 +110,74 @@ class OnePass:
     """
 
     def __init__(self, model: nn.Module, weights: list[Tensor], chosen: bool) -> None:
-        self.model, self.inner, self.weights, self.chosen = model, innermost(model), weights, chosen
+        self.model, self.inner, self.weights, self.chosen = model, model, weights, chosen
+        while (inside := bare(self.inner)) is not self.inner:
+            self.inner = inside
         self.block: Block | None = None
         self.samples: int | None = None
-        self.plus: int | None = None  # how many of the samples see w + n; None: the first half
         self.order: Tensor | None = None  # the samples, those at w + n first, where signs= says which
-        self.sign: int | None = None  # set while one half is computed by itself
+        self._plus = 0  # how many those are
+        self.sign: int | None = None  # set while a dry run computes one half by itself
         self.log: Log | None = None  # set during a dry run
         self.out: dict[str, str] = {}  # weights left without noise, and why
         self.kinds: dict[str, str] = {}  # how the dry runs saw each weight served
-        self.known: set[Any] = set()  # layers' calls that were served fast
         self._plan: list[Any] = []
         self._sites: dict[Any, Any] = {}  # the dimensions of the samples, by function, weights and ranks
         self._seen: set[Any] = set()  # signatures of the model's arguments in dry runs
-        self._arrived: set[Any] = set()  # those of the dry run under way
         self._undo: list[Callable[[], object]] = []
         names = _check(self.inner, model, weights)
         self.pairs = [Pair(self, (name,), two, w) for name, two, w in zip(names, _room(weights), weights, strict=True)]
         self._plain = [w.detach() for w in weights]  # what a dry run reads, where classes do not matter
         self.values = [{pair.w: pair.two[i] for pair in self.pairs} for i in (0, 1)]  # w + n and w − n
         noisy = {id(pair.w): pair for pair in self.pairs}
-        self.norms: list[Pair] = []  # the weights of batch-norm layers, noisy or not
-        for name, module in self.inner.named_modules():
-            if isinstance(module, _BatchNorm):
-                own = id(module.weight)
-                pair = noisy[own] if own in noisy else Pair(self, (name,), (None, None))
-                pair.layer = module
-                self.norms.append(pair)
+        self._norms: list[tuple[nn.Module, Pair]] = []  # batch-norm layers, whose weight is a pair, noisy or not
+        for name, layer in self.inner.named_modules():
+            if isinstance(layer, _BatchNorm):
+                pair = noisy[id(layer.weight)] if id(layer.weight) in noisy else Pair(self, (name,), (None, None))
+                pair.layer = layer
+                self._norms.append((layer, pair))
 
     # --- opening and closing ----------------------------------------------------------------------------------------
 
-    def open(
+    @contextmanager
+    def opened(
         self, batch_norm: str = "halves", bn_stats: str = "both", signs: Any = None, dim: int = 0, strict: bool = False
-    ) -> None:
-        """From here on layers see the pairs; after an error nothing has changed."""
+    ) -> Iterator[None]:
+        """Inside, layers see the pairs; whatever happens, all is as it was afterwards."""
         self.close()
         self.batch_norm, self.bn_stats, self.dim, self.strict = batch_norm, bn_stats, dim, strict
         self.signs = None if signs is None else _signs(signs)
         self.block = Block()
-        self._batches: dict[Tensor, int] = {}  # what is to be added to batch-norm layers' counters
         self._counts: set[int] = set()  # of the samples of this block's forwards
+        self._batches: dict[Tensor, int] = {}  # what is to be added to batch-norm layers' counters
         try:
             for module in {id(m): m for m in (self.model, self.inner)}.values():
                 self._undo.append(partial(self._unhook, module))
                 module.register_forward_pre_hook(self._arrive, prepend=True, with_kwargs=True)
                 if hasattr(module, "_orig_mod"):
                     module.register_forward_hook(self._depart)
-            for pair in self.norms:  # then F.batch_norm is given a pair
+            for layer, pair in self._norms:  # then F.batch_norm is given a pair
                 if pair.w is None:
-                    pair.block, pair.two = self.block, (pair.layer.weight,) * 2
-                self._undo.append(partial(pair.layer.__dict__.pop, "weight", None))
-                pair.layer.__dict__["weight"] = pair
+                    pair.block, pair.two = self.block, (layer.weight,) * 2
+                self._undo.append(partial(layer.__dict__.pop, "weight", None))
+                layer.__dict__["weight"] = pair
             self._before = self._marks()
             for pair in self.pairs:
                 pair.used = False
                 if pair.origin[0] not in self.out:
-                    _swap(self._undo, pair.w, Noisy, _pair=pair)
-        except BaseException:
+                    self._undo.append(partial(_as_before, pair.w))
+                    pair.w.__dict__["_pair"] = pair
+                    pair.w.__class__ = Noisy
+            yield
+        finally:
             self.close()
-            raise
 
     def close(self) -> None:
         """All classes and hooks as they were, also where an interrupt falls into it."""
         take_back(self._undo)
         if self.block is not None:
             self.block.is_open = False
-        self.block = self.samples = self.plus = self.order = None
+        self.block = self.samples = self.order = None
 
     def _unhook(self, module: Any) -> None:
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
@@ -191,54 +185,60 @@ class OnePass:
                 del hooks[key]
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
 
-    def check_gradients(self) -> None:
-        """A gradient came only to weights whose layers were served."""
-        if unwrap_ddp(self.model) is not None:  # it writes what other ranks found, also where this one used nothing
-            return
+    def finish(self) -> None:
+        """After a block without an error: gradients came only to weights whose layers were served."""
         marks = zip(self.pairs, self._before, self._marks(), strict=True)
         past = [p.origin[0] for p, a, b in marks if a != b != CLEARED and not p.used and p.origin[0] not in self.out]
-        if past:
+        if (
+            past and unwrap_ddp(self.model) is None
+        ):  # it writes what other ranks found, also where this one used nothing
             why = (
-                "a gradient came past the layers: run the forward inside the block too; where a TorchScript module or "
-                "a C++ extension computes with the weight, use split()"
+                "a gradient came past the layers: run the forward inside the block too; where a TorchScript module, a "
+                "C++ extension or make_graphed_callables() computes with the weight, use split()"
             )
-            raise Unserved(past, why)
-
-    def add_counts(self) -> None:
+            refuse(why, past)
         if self._batches:
             torch._foreach_add_(list(self._batches), list(self._batches.values()))
 
     def _marks(self) -> list[Any]:
         return [(id(w.grad), None if w.grad is None else w.grad._version) for w in self.weights]
 
+    def count(self, layer: Any, more: int) -> None:
+        """A batch-norm layer counts one batch; so many more are to be counted when the block is over."""
+        counter = None if layer is None or not layer.training else layer.num_batches_tracked
+        if not more or counter is None:
+            return
+        if torch.compiler.is_compiling():
+            counter.add_(more)
+        else:
+            self._batches[counter] = self._batches.get(counter, 0) + more
+
     # --- the samples ------------------------------------------------------------------------------------------------
 
     def _arrive(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before the model's forward: how many samples there are, and a dry run where it is needed."""
+        kind = signature((args, kwargs), self.dim)
         if self.log is not None:
-            self._arrived.add(signature((args, kwargs), self.dim))
+            self._seen.add(kind)
             return
         if not module.training:
-            refuse((), "the model is in eval mode inside the block: evaluate outside it, or call train() first")
-        self.samples = total = count_samples((args, kwargs), self.dim)
-        if total < 2:
-            refuse((), "a batch of one sample has no two halves: drop it, or use points()")
+            refuse("the model is in eval mode inside the block: evaluate outside it, or call train() first")
+        self.samples = count_samples((args, kwargs), self.dim)
+        if self.samples < 2:
+            refuse("a batch of one sample has no two halves: drop it, or use points()")
         if torch.compiler.is_compiling():
             if not self._sites:
-                refuse((), "compiled before a dry run: pass the compiled module as model=, or call opt.dry_run() first")
+                refuse("compiled before a dry run: pass the compiled module as model=, or call opt.dry_run() first")
             return
-        self._counts.add(total)
-        if signature((args, kwargs), self.dim) not in self._seen:
+        self._counts.add(self.samples)
+        if kind not in self._seen:
             if capturing():
-                refuse(
-                    (), "a CUDA graph cannot hold the dry run: take a step, or call opt.dry_run(), before the capture"
-                )
+                refuse("a CUDA graph cannot hold the dry run: take a step, or call opt.dry_run(), before the capture")
             self.dry_run(self.inner, args, kwargs)
-            watch(self._undo, self.inner)
         if self.signs is not None:
-            if len(self.signs) != total:
-                refuse((), f"signs= has {len(self.signs)} entries for {total} samples")
-            self.plus = int((self.signs > 0).sum())
+            if len(self.signs) != self.samples:
+                refuse(f"signs= has {len(self.signs)} entries for {self.samples} samples")
+            self._plus = int((self.signs > 0).sum())
             self.order = (self.signs < 0).to(torch.uint8).argsort(stable=True)
 
     def _depart(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -246,7 +246,7 @@ class OnePass:
 
         def check(gradient: Tensor, block: Any = self.block) -> None:
             if not block.is_open:
-                raise Unserved((), LATE)
+                refuse(LATE)
 
         for a in pytree.tree_leaves(output) if self.log is None else ():
             if isinstance(a, Tensor) and a.requires_grad:
@@ -255,26 +255,26 @@ class OnePass:
     def share(self) -> float:
         """Of the samples, how many see w + n."""
         if self.samples is None:
-            refuse((), "a penalty of noisy weights without any samples: call the model first")
+            refuse("a penalty of noisy weights without any samples: call the model first")
         return self._first(self.samples) / self.samples
 
     def _first(self, samples: int) -> int:
-        return (samples + 1) // 2 if self.plus is None else self.plus
+        return (samples + 1) // 2 if self.order is None else self._plus
 
-    def cut(self, names: Sequence[str], x: Any, dim: int) -> int:
+    def cut(self, x: Any, dim: int, names: Sequence[str]) -> int:
         """Where dimension ``dim`` of x is cut in two."""
         length = x.shape[dim]
         if self.samples is None:
-            refuse(names, "this comes before the model is called, so that the number of samples is not known")
+            refuse("this comes before the model is called, so that the number of samples is not known", names)
         if length % self.samples or not length:
-            refuse(names, f"an input of shape {tuple(x.shape)} for {self.samples} samples")
+            refuse(f"an input of shape {tuple(x.shape)} for {self.samples} samples", names)
         if len(self._counts) > 1 and not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-            refuse(names, "checkpointing after forwards of different numbers of samples: give each a block of its own")
+            refuse("checkpointing after forwards of different numbers of samples: give each a block of its own", names)
         return int(length // self.samples) * self._first(self.samples)
 
-    def split(self, names: Sequence[str], x: Tensor, dim: int) -> Sequence[Tensor]:
+    def split(self, x: Tensor, dim: int, names: Sequence[str]) -> Sequence[Tensor]:
         """The entries at w + n, and the others."""
-        cut = self.cut(names, x, dim)
+        cut = self.cut(x, dim, names)
         return torch.split(self.sort(x, dim), [cut, x.shape[dim] - cut], dim)
 
     def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:
@@ -293,28 +293,29 @@ class OnePass:
         several = x.shape[dim] // len(order)
         return (order.to(x.device)[:, None] * several + torch.arange(several, device=x.device)).flatten()
 
-    def layout(self, f: Any, title: str, names: tuple[str, ...], found: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def layout(self, f: Any, call: Call) -> tuple[list[Any], list[Any]]:
         """The dimension of the samples in each tensor given and returned, as the dry run has seen it."""
+        found = call.found
         if all(type(a) is Pair or isinstance(a, nn.Parameter) or (f in ADDED and a.dim() == 0) for a in found):
             return [None] * len(found), []
-        site = title, names, tuple([-1 - len(a.shape) if type(a) is Pair else len(a.shape) for a in found])
+        ranks = tuple([-1 - len(a.shape) if type(a) is Pair else len(a.shape) for a in found])
+        site = call.title, call.names, ranks
         if self.log is not None:
-            return self._look(f, title, found, site)
+            return self._look(f, found, site)
         if self._sites.get(site) is None:
             what = "with samples and without them" if site in self._sites else "not seen"
-            refuse(
-                names,
-                f"{title} of {shapes(found)} was {what} in the dry run, so that it is not known whether these are "
-                "samples: use split(), or show it by opt.dry_run(lambda x, y: loss_fn(model(x), y), x, y)",
+            call.refuse(
+                f"of {shapes(found)} was {what} in the dry run, so that it is not known whether these are samples: "
+                "use split(), or show it by opt.dry_run(lambda x, y: loss_fn(model(x), y), x, y)"
             )
         given, returned = self._sites[site]
         return given, returned
 
-    def _look(self, f: Any, title: str, found: Any, site: Any) -> tuple[list[Any], list[Any]]:
+    def _look(self, f: Any, found: Any, site: Any) -> tuple[list[Any], list[Any]]:
         """In the dry run over the whole: the same, from what the runs over its halves have shown."""
         n = len(self.log.calls) if self.log is not None else 0
         if n >= len(self._plan) or self._plan[n][0] != f:
-            raise Unserved((), f"{title}: what is computed depends on the number of samples, or on their values")
+            refuse(f"{site[0]}: what is computed depends on the number of samples, or on their values")
         _, dims, returned, three, two, *_ = self._plan[n]
         seen = zip(found, dims, three, two, strict=False)
         given = [d if type(a) is Pair or d == "?" or agrees(a, d, p, q) else "?" for a, d, p, q in seen]
@@ -330,61 +331,60 @@ class OnePass:
         Returns for each weight "fast", "pair", "refused: …" or "not used".
         """
         total = count_samples((args, kwargs), self.dim)
-        before, real = (self.samples, self.plus, self.order), [pair.two for pair in self.pairs]
-        first, left, devices = not self._seen, dict(self.out), {w.device for w in self.weights}
-        self._arrived = set()
-        self.known.clear()
+        first, left, seen = not self._seen, dict(self.out), set(self._seen)
+        watch(self._undo, self.inner, lambda: self.log is not None)
+        begun = len(self._undo)
+        self._undo.append(partial(self._back, self.samples, self.order, [pair.two for pair in self.pairs]))
+        try:
+            self._run_dry(call, partial(some, (args, kwargs), total, self.dim))
+        except BaseException as problem:
+            self._seen = seen
+            if isinstance(problem, Unserved) or not isinstance(problem, Exception):
+                raise
+            why = f"{type(problem).__name__}: {problem}".partition("\n")[0][:200]
+            raise Unserved(f"the dry run with 3 and 2 samples failed, so use split(): {why}") from problem
+        finally:
+            take_back(self._undo, begun)
+        for (title, names, _), site in self._sites.items():
+            if site is None and not set(names) & set(self.out):
+                self._leave_out(Unserved(f"{title} both with samples and without them: use split()", names))
+        self._agree(first, left)
+        verdicts = {pair.origin[0]: self.kinds.get(pair.origin[0], "not used") for pair in self.pairs}
+        return verdicts | {name: f"refused: {why}" for name, why in self.out.items()}
 
-        undo: list[Callable[[], object]] = [partial(self._back, before, real)]
+    def _run_dry(self, call: Callable[..., Any], part: Callable[[int, int], Any]) -> None:
+        devices = {w.device for w in self.weights}
+        leave_no_trace(self._undo, self.inner, devices)
+        generators = {device: torch.Generator(device).manual_seed(0) for device in devices}
+        for pair, w in zip(self.pairs, self._plain, strict=True):
+            pair.two = trial(w, generators)
 
         def run(sign: int | None, start: int, stop: int) -> list[Any]:
-            some_args, some_kwargs = some((args, kwargs), total, self.dim, start, stop)
-            self.sign, self.samples, self.plus, self.order = sign, stop - start, None, None
+            args, kwargs = part(start, stop)
+            self.sign, self.samples, self.order = sign, stop - start, None
             self.log = log = Log(self._plan if sign is None else ())
-            undo.append(log.leave)
+            self._undo.append(log.leave)
             log.__enter__()  # type: ignore[no-untyped-call]
             try:
-                call(*some_args, **some_kwargs)
+                call(*args, **kwargs)
             finally:
                 log.leave()
                 self.log = None
             return log.calls
 
-        try:
+        while True:
+            self._plan = compared(run(0, 0, 3), run(1, 3, 5))
             try:
-                leave_no_trace(undo, self.inner, devices)
-                generators = {device: torch.Generator(device).manual_seed(0) for device in devices}
-                for pair, w in zip(self.pairs, self._plain, strict=True):
-                    pair.two = _trial(w, generators)
-                while True:
-                    self._plan = compared(run(0, 0, 3), run(1, 3, MOST))
-                    try:
-                        run(None, 0, MOST)
-                        break
-                    except Unserved as problem:
-                        self._leave_out(problem)
-            finally:
-                take_back(undo)
-        except Unserved:
-            raise
-        except Exception as problem:
-            why = f"{type(problem).__name__}: {problem}".partition("\n")[0][:200]
-            raise Unserved((), f"the dry run with 3 and 2 samples failed, so use split(): {why}") from problem
-        finally:
-            take_back(undo)  # where an interrupt fell before the first
-        for (title, names, _), site in self._sites.items():
-            if site is None and not set(names) & set(self.out):
-                self._leave_out(Unserved(names, f"{title} both with samples and without them: use split()"))
-        self._agree(first, left)
-        self._seen |= self._arrived
-        verdicts = {pair.origin[0]: self.kinds.get(pair.origin[0], "not used") for pair in self.pairs}
-        return verdicts | {name: f"refused: {why}" for name, why in self.out.items()}
+                run(None, 0, 5)
+                return
+            except Unserved as problem:
+                self._leave_out(problem)
 
-    def _back(self, before: Any, real: list[Any]) -> None:
+    def _back(self, samples: Any, order: Any, real: list[Any]) -> None:
         """After a dry run."""
         for pair, two in zip(self.pairs, real, strict=True):
-            pair.two = two
-        self.samples, self.plus, self.order = before
+            pair.two, pair.used = two, False
+        self.samples, self.order = samples, order
         self.sign = self.log = None
         self._plan = []
 
@@ -395,10 +395,10 @@ class OnePass:
             raise problem
         self.out.update(dict.fromkeys(new, str(problem)))
         for pair in self.pairs:
-            if pair.w is not None and pair.origin[0] in new:
+            if pair.origin[0] in new:
                 pair.w.__class__ = nn.Parameter
 
-    def _agree(self, first: bool, left: dict[str, str]) -> None:
+    def _agree(self, first: bool, left: Mapping[str, str]) -> None:
         """All ranks leave out the same; a warning names what is new."""
         ddp = unwrap_ddp(self.model)
         new = {name: why for name, why in self.out.items() if name not in left}
@@ -407,92 +407,61 @@ class OnePass:
             dist.all_gather_object(box, new, group=ddp.process_group)
             new = {name: why for theirs in box for name, why in theirs.items()}
             for name in new.keys() - self.out.keys():
-                self._leave_out(Unserved([name], new[name]))
+                self._leave_out(Unserved(new[name], [name]))
         elif ddp is not None and new:
-            raise Unserved(new, "refused after the first step, when other ranks may not refuse it: use split()")
+            refuse("refused after the first step, when other ranks may not refuse it: use split()", new)
         if new:
             reasons = "; ".join(dict.fromkeys(new.values()))
             warnings.warn(f"{', '.join(new)}: without noise in one pass, which split() gives. {reasons}", stacklevel=2)
 
-    def count(self, layer: Any, more: int) -> None:
-        """A batch-norm layer counts one batch; so many more are to be counted when the block is over."""
-        counter = None if layer is None or not layer.training else layer.num_batches_tracked
-        if more and counter is not None:
-            if torch.compiler.is_compiling():
-                counter.add_(more)
-            else:
-                self._batches[counter] = self._batches.get(counter, 0) + more
-
-
-def innermost(model: nn.Module) -> nn.Module:
-    """The user's own module, without DDP and torch.compile around it."""
-    while True:
-        ddp = unwrap_ddp(model)
-        inner = getattr(model, "_orig_mod", model) if ddp is None else ddp.module
-        if inner is model:
-            return model
-        model = inner
-
-
-def _swap(undo: list[Callable[[], object]], thing: Any, kind: type, **attributes: Any) -> None:
-    """Give it another class and some attributes; what takes them back is put down first."""
-    before = type(thing)
-
-    def back() -> None:
-        thing.__class__ = before
-        for key in attributes:
-            thing.__dict__.pop(key, None)
-
-    undo.append(back)
-    thing.__dict__.update(attributes)
-    thing.__class__ = kind
-
 
 def _signs(signs: Any) -> Tensor:
     """A sign a sample, checked."""
-    found = torch.as_tensor(signs)
+    if capturing():
+        refuse("signs= is read by the host, which a CUDA graph cannot hold: order the samples, +1 first")
+    found = torch.as_tensor(signs).cpu()
     if found.dim() != 1 or not bool((found.abs() == 1).all()) or not bool((found > 0).any() & (found < 0).any()):
         raise ValueError("signs= is a vector with +1 or −1 for each sample, and needs some of both")
     return found
 
 
+def _as_before(weight: Any) -> None:
+    weight.__class__ = nn.Parameter
+    weight.__dict__.pop("_pair", None)
+
+
 def _room(weights: list[Tensor]) -> list[Tensor]:
     """For each weight a tensor (2, …), of one buffer for each type and device, with the weight's own strides."""
-    kinds = [(w.dtype, w.device) for w in weights]
-    totals = {kind: sum(w.numel() for w in weights if (w.dtype, w.device) == kind) for kind in set(kinds)}
-    buffers = {kind: torch.zeros(2, total, dtype=kind[0], device=kind[1]) for kind, total in totals.items()}
-    cut, taken = [], dict.fromkeys(buffers, 0)
-    for w, kind in zip(weights, kinds, strict=True):
-        cut.append(buffers[kind].as_strided((2, *w.shape), (totals[kind], *w.stride()), taken[kind]))
-        taken[kind] += w.numel()
-    return cut
-
-
-def _trial(w: Tensor, generators: dict[torch.device, torch.Generator]) -> Tensor:
-    """Values for a dry run, apart also where the weight is zero."""
-    noise = torch.empty_like(w).normal_(generator=generators[w.device])
-    noise *= 0.3 * w.abs().square().mean().sqrt().nan_to_num() + 0.05
-    return torch.stack([w + noise, w - noise])
+    totals: dict[Any, int] = {}
+    starts = []
+    for w in weights:
+        starts.append(totals.get((w.dtype, w.device), 0))
+        totals[w.dtype, w.device] = starts[-1] + w.numel()
+    buffers = {(dtype, device): torch.zeros(2, n, dtype=dtype, device=device) for (dtype, device), n in totals.items()}
+    return [
+        buffers[w.dtype, w.device].as_strided((2, *w.shape), (totals[w.dtype, w.device], *w.stride()), start)
+        for w, start in zip(weights, starts, strict=True)
+    ]
 
 
 def _check(inner: nn.Module, model: nn.Module, weights: Sequence[Tensor]) -> list[str]:
     """The weights' names, or what cannot be served."""
     remedy = "is not served: use points() or split(), which serve it"
     if any(map(is_sharded, weights)) or sharded_modules(model):
-        raise Unserved((), f"a sharded weight (FSDP2, tensor parallel, DTensor) {remedy}")
+        refuse(f"a sharded weight (FSDP2, tensor parallel, DTensor) {remedy}")
     scripted: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.DataParallel):
-            raise Unserved((), "nn.DataParallel is not served: use DistributedDataParallel, points() or split()")
+            refuse("nn.DataParallel is not served: use DistributedDataParallel, points() or split()")
         if isinstance(module, nn.SyncBatchNorm):
-            raise Unserved((), f"{name}: a SyncBatchNorm {remedy}")
+            refuse(f"{name}: a SyncBatchNorm {remedy}")
         if isinstance(module, torch.jit.ScriptModule):
             scripted.update(map(id, module.parameters(recurse=False)))
     names = {id(p): name for name, p in reversed(list(inner.named_parameters()))}
     for w in weights:
         if id(w) not in names:
-            raise Unserved((), f"a weight of shape {tuple(w.shape)} that is no parameter of model= {remedy}")
+            refuse(f"a weight of shape {tuple(w.shape)} that is no parameter of model= {remedy}")
         if type(w) is not nn.Parameter or id(w) in scripted:
             kind = "TorchScript module" if id(w) in scripted else type(w).__name__
-            raise Unserved([names[id(w)]], f"a weight of a {kind} {remedy}")
+            refuse(f"a weight of a {kind} {remedy}", [names[id(w)]])
     return [names[id(w)] for w in weights]

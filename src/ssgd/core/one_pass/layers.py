@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -16,21 +17,21 @@ LATE = "a backward() came after its block: call it inside `with opt.one_pass():`
 class Unserved(RuntimeError):
     """Something that one_pass() cannot do rightly; ``names`` are the weights concerned, none where all are."""
 
-    def __init__(self, names: Iterable[str], why: str) -> None:
+    def __init__(self, why: str, names: Iterable[str] = ()) -> None:
         self.names = tuple(names)
-        super().__init__(_sentence(self.names, why))
+        super().__init__(_sentence(why, self.names))
 
 
-def refuse(names: Iterable[str], why: str) -> NoReturn:
+def refuse(why: str, names: Iterable[str] = ()) -> NoReturn:
     """Raise Unserved; where a function is being compiled, after a break of its graph with the same message."""
     if torch.compiler.is_dynamo_compiling():
         from torch._dynamo import graph_break
 
-        graph_break(msg=_sentence(names, why))
-    raise Unserved(names, why)
+        graph_break(msg=_sentence(why, names))
+    raise Unserved(why, names)
 
 
-def _sentence(names: Iterable[str], why: str) -> str:
+def _sentence(why: str, names: Iterable[str]) -> str:
     return ": ".join(["one_pass()", ", ".join(names), why] if names else ["one_pass()", why])
 
 
@@ -63,9 +64,9 @@ def check_backward(ctx: Any, once: bool = True) -> None:
     if torch.compiler.is_compiling():
         return
     if once and torch.is_grad_enabled():  # once_differentiable would cost a wrapper at every layer
-        raise Unserved((), "a gradient of a gradient (create_graph=True) is not served: use points() or split()")
+        refuse("a gradient of a gradient (create_graph=True) is not served: use points() or split()")
     if ctx.block is not None and not ctx.block.is_open:
-        raise Unserved((), LATE)
+        refuse(LATE)
 
 
 class Linear(torch.autograd.Function):
@@ -147,9 +148,9 @@ class BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Any, bias: Any, weights: Any, biases: Any, half: int, gathered: Any, how: Any
+        ctx: Any, x: Tensor, w: Any, bias: Any, weights: Any, biases: Any, sizes: Any, gathered: Any, how: Any
     ) -> Tensor:
-        ctx.sizes, (ctx.eps, ctx.block) = [half, len(x) - half], how
+        ctx.sizes, (ctx.eps, ctx.block) = sizes, how
         first = next(t for t in (w, gathered[0][0], x) if t is not None)
         kind = first.dtype if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
         y, statistics = torch.empty_like(x), list[Tensor]()
@@ -232,71 +233,95 @@ def convolution(
     return Convolution.apply(x, weight.w, plain, two, biases, half, how)  # type: ignore[no-untyped-call]
 
 
-def embedding(half: int, *args: Any, **kwargs: Any) -> Any:
-    given = options_of_embedding(args, kwargs)
-    weight, padding = given["weight"], given.get("padding_idx")
-    if given.get("scale_grad_by_freq"):
+def embedding(
+    half: int | None,
+    input: Tensor,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Also called, with ``half`` None, for a look-up without samples: to refuse what writes to the table."""
+    if max_norm is not None or sparse:
+        why = "an embedding with max_norm or sparse=True is not served: use split(), or another embedding"
+        refuse(why, weight.origin)
+    if half is None or scale_grad_by_freq:
         return None
-    padding = -1 if padding is None else padding % weight.two.shape[1]
-    return Embedding.apply(given["input"], weight.w, weight.two, half, padding)  # type: ignore[no-untyped-call]
+    padding = -1 if padding_idx is None else padding_idx % weight.two.shape[1]
+    return Embedding.apply(input, weight.w, weight.two, half, padding)  # type: ignore[no-untyped-call]
 
 
 def batch_norm(
     half: int,
-    x: Tensor,
+    input: Tensor,
     running_mean: Any,
     running_var: Any,
-    weight: Any = None,
+    weight: Any,
     bias: Any = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """A layer's, whose weight is a pair also where it gets no noise."""
-    owner, layer, mean, var = weight.owner, weight.layer, running_mean, running_var
-    if not training or layer is None:
-        return None
-    w, weights = (weight.w, weight.two.unbind()) if weight.w is not None else (weight.two[0], weight.two)
-    b, biases = (bias, (bias, bias)) if bias is None or isinstance(bias, Tensor) else (bias.w, bias.two.unbind())
-    first: Any = (None, None, momentum)
-    second, policy = first, owner.bn_stats
-    if mean is not None and policy != "none":
-        first = mean, var, momentum
-        if policy == "once":
-            first, second = ((mean.clone(), var.clone(), momentum) for _ in range(2))
-        elif policy == "both":
-            second = mean, var, momentum if layer.momentum is not None else momentum / (1 + momentum)
-    if torch.compiler.is_compiling():
-        halves = []
-        for i, (part, moved) in enumerate(zip(torch.split(x, [half, len(x) - half]), (first, second), strict=True)):
-            scaled = weight.value(i), bias if bias is b else bias.value(i)
-            halves.append(F.batch_norm(part, moved[0], moved[1], *scaled, True, moved[2], eps))
-        y = torch.cat(halves)
+    """By halves or over the batch, as the block says; running statistics move as ``bn_stats`` says."""
+    owner, layer, sizes = weight.owner, weight.layer, [half, len(input) - half]
+    (w, weights), (b, biases) = _sides(weight), _sides(bias)
+    noisy = weights[0] is not weights[1] or biases[0] is not biases[1]
+    if not training:
+        return None if noisy else F.batch_norm(input, running_mean, running_var, w, b, eps=eps)
+    policy = owner.bn_stats if running_mean is not None else "none"
+    real, nothing = (running_mean, running_var, momentum), (None, None, momentum)
+    first: Any
+    second: Any
+    first, second = (nothing, nothing) if policy == "none" else (real, nothing)  # what each half moves, and how far
+    if owner.batch_norm == "batch":
+        owner.count(layer, -(policy == "none"))
+        own = (None, None) if noisy else (w, b)
+        y = F.batch_norm(input, first[0], first[1], own[0], own[1], True, momentum, eps)
+        return _scaled(torch.split(y, sizes), weight, bias, weights[0]) if noisy else y
+    if min(sizes) * math.prod(input.shape[2:]) == 1:
+        refuse("batch-norm of a half with one value a channel: take a larger batch, or points()", weight.origin)
+    if policy == "both":
+        second = *real[:2], momentum if layer.momentum is not None else momentum / (1 + momentum)
+    elif policy == "once":
+        first, second = ((running_mean.clone(), running_var.clone(), momentum) for _ in range(2))
+    if torch.compiler.is_compiling():  # which fuses what is joined
+        scales = [(_value(weight, i), _value(bias, i)) for i in (0, 1)]
+        parts = zip(torch.split(input, sizes), (first, second), scales, strict=True)
+        y = torch.cat([F.batch_norm(x, m, v, *scale, True, factor, eps) for x, (m, v, factor), scale in parts])
     else:
-        y = BatchNorm.apply(x, w, b, weights, biases, half, (first, second), (eps, owner.block))  # type: ignore[no-untyped-call]
-    if mean is not None and policy == "once":
+        y = BatchNorm.apply(input, w, b, weights, biases, sizes, (first, second), (eps, owner.block))  # type: ignore[no-untyped-call]
+    if policy == "once":
         with torch.no_grad():
-            mean.copy_(first[0].lerp(second[0], 0.5)), var.copy_(first[1].lerp(second[1], 0.5))
+            running_mean.copy_(first[0].lerp(second[0], 0.5)), running_var.copy_(first[1].lerp(second[1], 0.5))
     owner.count(layer, {"both": 1, "none": -1}.get(policy, 0))
     return y
 
 
-def frozen(x: Tensor, running_mean: Any, running_var: Any, training: bool, **scaling: Any) -> Any:
-    """Batch-norm in a dry run, where the statistics of a few samples would mix them."""
-    if running_mean is None:
-        running_mean = x.new_zeros(x.shape[1])
-        running_var = running_mean + 1
-    return F.batch_norm(x, running_mean, running_var, **scaling)
+def _sides(a: Any) -> tuple[Any, Any]:
+    """What gets the gradient, and its two values."""
+    if a is None or isinstance(a, Tensor):
+        return a, (a, a)
+    return (a.two[0], a.two) if a.w is None else (a.w, a.two.unbind())
 
 
-def options_of_embedding(args: Any, kwargs: Any) -> dict[str, Any]:
-    """F.embedding's arguments by name, without those that write to the table or give sparse gradients."""
-    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if given.get("max_norm") is not None or given.get("sparse"):
-        why = "an embedding with max_norm or sparse=True is not served: use split(), or another embedding"
-        refuse(given["weight"].origin, why)
-    return given
+def _value(a: Any, sign: int) -> Any:
+    return a if a is None or isinstance(a, Tensor) else a.value(sign)
+
+
+def _scaled(halves: Sequence[Tensor], weight: Any, bias: Any, like: Tensor) -> Tensor:
+    zeros, ones = torch.zeros_like(like), torch.ones_like(like)
+    values = [(_value(weight, i), _value(bias, i)) for i in (0, 1)]
+    return torch.cat([F.batch_norm(x, zeros, ones, *v, eps=0.0) for x, v in zip(halves, values, strict=True)])
+
+
+def batch_norm_seen(
+    input: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None, *_: Any, **__: Any
+) -> Any:
+    """In a dry run, where the statistics of a few samples would mix them."""
+    zeros = input.new_zeros(input.shape[1])
+    return F.batch_norm(input, zeros, zeros + 1, weight, bias)
 
 
 def cast(x: Tensor, weight: Any, bias: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:

@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
-from .layers import FAST, Half, Unserved, frozen, options_of_embedding, refuse
+from .layers import FAST, Half, batch_norm_seen, embedding, refuse
 
 if TYPE_CHECKING:
     from .block import OnePass
 
 
 def _stays(self: Any, *_: Any) -> NoReturn:
-    refuse((), "a noisy weight cannot be copied or saved: leave the block first")
+    refuse("a noisy weight cannot be copied or saved: leave the block first")
 
 
 class Pair:
@@ -181,9 +181,86 @@ UNSAFE = {
 }
 
 
-def title_of(f: Any) -> str:
-    name = getattr(f, "__name__", str(f))
-    return getattr(getattr(f, "__self__", None), "__name__", name) if name in ("__get__", "__set__") else name
+class Call:
+    """A function of pairs, and of anything else, while a block is open."""
+
+    def __init__(self, f: Any, args: Any, kwargs: Any) -> None:
+        self.f, self.found = f, list[Any]()  # all tensors and pairs, in order
+        self.args, self.kwargs = mapped(self._find, (args, kwargs))
+        self.pairs = [a for a in self.found if type(a) is Pair]
+        self.owner: OnePass = self.pairs[0].owner
+        self.names = tuple(sorted({name for a in self.pairs for name in a.origin}))  # of the weights
+        name = getattr(f, "__name__", str(f))
+        self.title = getattr(getattr(f, "__self__", None), "__name__", name) if name in ("__get__", "__set__") else name
+
+    def _find(self, a: Any) -> Any:
+        self.found.append(a)
+        return a
+
+    def refuse(self, why: str) -> NoReturn:
+        refuse(f"{self.title} {why}", self.names)
+
+    def given(self, value: Callable[[Pair], Any]) -> Any:
+        """The function of a value in place of each pair."""
+        args, kwargs = mapped(lambda a: value(a) if type(a) is Pair else a, (self.args, self.kwargs))
+        return self.f(*args, **kwargs)
+
+    def pair(self) -> Any:
+        """A pair of what comes of both values, in whatever structure."""
+        return self._joined(self.given(lambda a: a.value(0)), self.given(lambda a: a.value(1)))
+
+    def _joined(self, plus: Any, minus: Any) -> Any:
+        if isinstance(plus, Tensor):
+            return Pair(self.owner, self.names, (plus, minus))
+        if isinstance(plus, list | tuple):
+            parts = [self._joined(p, m) for p, m in zip(plus, minus, strict=True)]
+            return type(plus)(*parts) if hasattr(plus, "_fields") else type(plus)(parts)
+        if plus != minus:
+            self.refuse("is not the same at w + n and at w − n")
+        return plus
+
+    def fast(self, dims: list[Any]) -> Any:
+        """The layer's own way, where the weight itself meets samples in their first dimension; else None."""
+        fast, at_x = FAST.get(self.f, (None, 0))
+        if fast is None or len(self.found) <= at_x + 1 or dims[at_x] != 0 or len(self.args) <= at_x:
+            return None
+        x, weight = self.found[at_x], self.pairs[0] if self.f is F.batch_norm else self.found[at_x + 1]
+        if self.args[at_x] is not x or type(x) is Pair or type(weight) is not Pair:
+            return None
+        if weight.layer is None and (weight.w is None or weight.two.is_complex() or self.f is F.batch_norm):
+            return None
+        others = [(a, d) for a, d in zip(self.found, dims, strict=True) if a is not x and a is not weight]
+        if any(d is not None or (type(a) is Pair and (a.w is None or a.two.dim() != 2)) for a, d in others):
+            return None
+        if self.f is not F.embedding and x.dim() < 2:
+            return None
+        owner, args = self.owner, list(self.args)
+        args[at_x] = owner.sort(x, 0)
+        y = fast(owner.cut(x, 0, self.names), *args, **self.kwargs)
+        return None if y is None else owner.unsort(y, 0)
+
+    def by_halves(self, dims: list[Any], returned: list[Any]) -> Any:
+        """At w + n for the first half of the samples and at w − n for the others, put together."""
+        owner, parts = self.owner, list[Any]()
+        for a, d in zip(self.found, dims, strict=True):
+            both = (a.value(0), a.value(1)) if type(a) is Pair else (a, a)
+            if d is None:
+                parts.append(both.__getitem__)
+            elif type(a) is Pair or self.f in IN_PLACE:  # a view for a write is taken when the write before it is done
+                cut = owner.cut(a, d, self.names)
+                ends = (d, 0, cut), (d, cut, a.shape[d] - cut)
+                parts.append(lambda sign, both=both, d=d, ends=ends: owner.sort(both[sign], d).narrow(*ends[sign]))
+            else:
+                parts.append(owner.split(a, d, self.names).__getitem__)
+        halves = []
+        for sign in (0, 1):
+            order = iter(parts)
+            args, kwargs = mapped(lambda a: next(order)(sign), (self.args, self.kwargs))  # noqa: B023
+            halves.append(self.f(*args, **kwargs))
+        if self.f in IN_PLACE:
+            return self.args[0]
+        whole = iter([owner.join(both, d) for *both, d in zip(*map(tensors, halves), returned, strict=True)])
+        return mapped(lambda a: next(whole), halves[0])
 
 
 def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
@@ -194,164 +271,68 @@ def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
         args = [a.value(0) if type(a) is Pair else a for a in args]
         with torch._C.DisableTorchFunctionSubclass():
             return f(*args, **kwargs)
-    key = None
-    if not compiling and f in FAST and (f is F.embedding or not kwargs):
-        key = (f, *[(a._pair.origin if type(a) is Noisy else a.dim()) if isinstance(a, Tensor) else None for a in args])
-    found: list[Any] = tensors(args) if key else tensors(args, kwargs)
-    pairs = [a for a in found if type(a) is Pair]
-    owner = pairs[0].owner
-    for a in pairs:
+    call = Call(f, args, kwargs)
+    owner, first = call.owner, call.args[0] if call.args else None
+    for a in call.pairs:
         a.used = True
-    if key in owner.known and owner.sign is None and owner.log is None and owner.order is None:
-        fast, at_x = FAST[f]  # a layer's call as there was one before, without the search for its samples
-        return fast(owner.cut(pairs[0].origin, args[at_x], 0), *mapped(lambda a: a, args), **kwargs)
-    args, kwargs = mapped(lambda a: a, (args, kwargs))
-    names = tuple(sorted({name for a in pairs for name in a.origin}))
     if not compiling:
-        _check_place(owner, pairs, names, f)
-    if f is F.batch_norm:
-        names_of = ("running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-        args, kwargs = args[:1], {**dict(zip(names_of, args[1:], strict=False)), **kwargs}
-    run = frozen if f is F.batch_norm and owner.log is not None else f
-    if owner.sign is not None:
-        return at(owner.sign, run, args, kwargs)
-    first, title, writes = args[0] if type(args[0]) is Pair else None, title_of(f), f in IN_PLACE
+        _check_place(call)
+    if f is F.batch_norm and owner.log is not None:
+        call.f = batch_norm_seen
+    if (sign := owner.sign) is not None:
+        return call.given(lambda a: a.value(sign))
     if f in UNSAFE or kwargs.get("out") is not None:
-        what = UNSAFE.get(f, f"{title} with out=")
-        refuse(names, f"{what} of a noisy weight is not served: use split(), or leave the weight out by perturb=")
-    if f in TURNS and first is not None and first.w is not None and first.two.dim() == 3:
+        what = UNSAFE.get(f, f"{call.title} with out=")
+        why = f"{what} of a noisy weight is not served: use split(), or leave the weight out by perturb="
+        refuse(why, call.names)
+    if f in TURNS and type(first) is Pair and first.w is not None and first.two.dim() == 3:
         return first.transposed()
     if f is T.__iter__:
         return iter(dispatch(T.unbind, args, {}))
-    if f in MEANT:  # the weighted mean of a pair; a weight itself, whose gradient is asked for
-        args, kwargs = mapped(
-            lambda a: (a.weighted() if a.w is None else a.w) if type(a) is Pair else a, (args, kwargs)
-        )
+    if f in MEANT:  # the mean of a pair; a weight itself, whose gradient is asked for
         with torch._C.DisableTorchFunctionSubclass():
-            return f(*args, **kwargs)
-    if writes and first is not None and first.w is not None:
-        refuse(names, f"{title} writes to a noisy weight: write before the block")
-    if f is F.embedding:
-        options_of_embedding(args, kwargs)
-    if f is F.batch_norm and owner.log is None:
-        whole = at(0, f, args, kwargs) if not kwargs["training"] and len(pairs) == 1 and pairs[0].w is None else None
-        if kwargs["training"] and owner.batch_norm == "batch":
-            whole = _over_batch(owner, names, *args, **kwargs)
-        if whole is not None:
-            return whole
-    meets_loss = f in ADDED and len(found) == 2 and all(a.dim() == 0 for a in found)
-    if meets_loss and any(type(a) is not Pair and a.requires_grad for a in found):  # a number from here
-        args, kwargs = mapped(lambda a: a.weighted() if type(a) is Pair else a, (args, kwargs))
-        return f(*args, **kwargs)
-    given, returned = owner.layout(f, title, names, found)
-    y = _fast(owner, names, f, args, kwargs, found, given) if run is f else None
+            return call.given(lambda a: a.weighted() if a.w is None else a.w)
+    numbers = f in ADDED and len(call.found) == 2 and all(a.dim() == 0 for a in call.found)
+    if numbers and any(type(a) is not Pair and a.requires_grad for a in call.found):  # meets the loss
+        return call.given(Pair.weighted)
+    return _served(call, f, first)
+
+
+def _served(call: Call, f: Any, first: Any) -> Any:
+    """f as a layer, as a pair, or by halves."""
+    owner = call.owner
+    dims, returned = owner.layout(f, call)
+    alone = f in LIKE or all(d is None for d, a in zip(dims, call.found, strict=True) if type(a) is not Pair)
+    y = None
+    if f is F.embedding and alone:
+        embedding(None, *call.args, **call.kwargs)
+    elif not alone:
+        y = call.fast(dims)
     if owner.log is not None:
-        kind = "pair" if y is None and run is f else "fast"
-        owner.kinds.update({name: max(kind, owner.kinds.get(name, "")) for name in names})
+        kind = "pair" if y is None and call.f is f else "fast"
+        owner.kinds.update({name: max(kind, owner.kinds.get(name, "")) for name in call.names})
     if y is not None:
-        if key and owner.log is None:
-            owner.known.add(key)
         return y
-    if f in LIKE or all(g is None for g, a in zip(given, found, strict=True) if type(a) is not Pair):
-        if writes and first is None:
-            refuse(names, f"{title} writes both values of a noisy weight into one tensor")
-        return _joined(owner, names, title, at(0, run, args, kwargs), at(1, run, args, kwargs))
-    if "?" in given or "?" in returned or None in returned:
-        refuse(
-            names,
-            f"{title} of {shapes(found)} mixes the samples, orders them otherwise, or has not one dimension of them: "
-            "use split()",
+    to_pair = type(first) is Pair
+    if f in IN_PLACE and (
+        (to_pair and (first.w is not None or not alone))
+        or (not to_pair and (alone or f is T.__setitem__ or owner.order is not None))
+    ):
+        call.refuse("writes to a noisy weight, or both of its values to one place: write before the block")
+    if alone:
+        return call.pair()
+    if "?" in dims or "?" in returned or None in returned:
+        shapes_of = shapes(call.found)
+        call.refuse(
+            f"of {shapes_of} mixes the samples, orders them otherwise, or has not one dimension of them: use split()"
         )
-    if f is T.__setitem__ or (writes and (first is not None or owner.order is not None)):
-        refuse(names, f"{title} with samples is not served: use split()")
-    return _by_halves(owner, names, run, args, kwargs, list(zip(found, given, strict=True)), returned)
+    return call.by_halves(dims, returned)
 
 
-def _check_place(owner: OnePass, pairs: Sequence[Pair], names: tuple[str, ...], f: Any) -> None:
-    if owner.block is None or any(a.w is None and a.block is not owner.block for a in pairs):
-        raise Unserved(names, "a value of noisy weights was kept from an earlier block: compute it anew in each")
+def _check_place(call: Call) -> None:
+    if call.owner.block is None or any(a.w is None and a.block is not call.owner.block for a in call.pairs):
+        refuse("a value of noisy weights was kept from an earlier block: compute it anew in each", call.names)
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise Unserved(names, "vmap and torch.func are not served: use points() or split()")
-    if f is T.detach and sys._getframe(3).f_code.co_name == "_save_to_state_dict":
-        raise Unserved(names, "state_dict() inside the block: leave it first")
-
-
-def _fast(owner: OnePass, names: Any, f: Any, args: Any, kwargs: Any, found: list[Any], given: list[Any]) -> Any:
-    """The layer's own way, where the weight itself meets samples in their first dimension; else None."""
-    fast, at_x = FAST.get(f, (None, 0))
-    if fast is None or len(found) <= at_x + 1 or given[at_x] != 0:
-        return None
-    x, weight = found[at_x], kwargs["weight"] if f is F.batch_norm else found[at_x + 1]
-    others = [(a, g) for a, g in zip(found, given, strict=True) if a is not x and a is not weight]
-    if type(x) is Pair or type(weight) is not Pair:
-        return None
-    if weight.layer is None and (weight.w is None or weight.two.is_complex()):
-        return None
-    if any(g is not None or (type(a) is Pair and (a.w is None or a.two.dim() != 2)) for a, g in others):
-        return None
-    if (f is not F.embedding and x.dim() < 2) or len(args) <= at_x or args[at_x] is not x:
-        return None
-    cut = owner.cut(names, x, 0)
-    y = fast(cut, *args[:at_x], owner.sort(x, 0), *args[at_x + 1 :], **kwargs)
-    return None if y is None else owner.unsort(y, 0)
-
-
-def _by_halves(
-    owner: OnePass, names: Any, f: Any, args: Any, kwargs: Any, found: list[tuple[Any, Any]], returned: list[Any]
-) -> Any:
-    """f at w + n for the first half of the samples and at w − n for the others, put together."""
-    parts: list[Any] = []
-    for a, d in found:
-        both = (a.value(0), a.value(1)) if type(a) is Pair else (a, a)
-        if d is None:
-            parts.append(both.__getitem__)
-        elif type(a) is Pair or f in IN_PLACE:  # a view for a write is taken when the write before it is done
-            cut = owner.cut(names, a, d)
-            ends = (d, 0, cut), (d, cut, a.shape[d] - cut)
-            parts.append(lambda sign, both=both, d=d, ends=ends: owner.sort(both[sign], d).narrow(*ends[sign]))
-        else:
-            parts.append(owner.split(names, a, d).__getitem__)
-    halves = []
-    for sign in (0, 1):
-        order = iter(parts)
-        these, named = mapped(lambda a: next(order)(sign), (args, kwargs))  # noqa: B023
-        halves.append(f(*these, **named))
-    if f in IN_PLACE:
-        return args[0]
-    whole = iter([owner.join(both, d) for *both, d in zip(*map(tensors, halves), returned, strict=True)])
-    return mapped(lambda a: next(whole), halves[0])
-
-
-def at(sign: int, f: Any, args: Any, kwargs: Any) -> Any:
-    """f with the values at one sign."""
-    args, kwargs = mapped(lambda a: a.value(sign) if type(a) is Pair else a, (args, kwargs))
-    return f(*args, **kwargs)
-
-
-def _joined(owner: OnePass, names: tuple[str, ...], title: str, plus: Any, minus: Any) -> Any:
-    """A pair of what came of both values, in whatever structure."""
-    if isinstance(plus, Tensor):
-        return Pair(owner, names, (plus, minus))
-    if isinstance(plus, list | tuple):
-        parts = [_joined(owner, names, title, p, m) for p, m in zip(plus, minus, strict=True)]
-        return type(plus)(*parts) if hasattr(plus, "_fields") else type(plus)(parts)
-    if plus != minus:
-        refuse(names, f"{title} is not the same at w + n and at w − n")
-    return plus
-
-
-def _over_batch(
-    owner: OnePass, names: Any, x: Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any, **how: Any
-) -> Tensor:
-    """Batch-norm over the whole batch, scaled by halves where its weight or bias is noisy."""
-    if owner.bn_stats == "none":
-        running_mean = running_var = None
-        owner.count(weight.layer, -1)
-    if weight.w is None and type(bias) is not Pair:
-        return F.batch_norm(x, running_mean, running_var, weight.two[0], bias, **how)
-    parts = owner.split(names, F.batch_norm(x, running_mean, running_var, None, None, **how), 0)
-    for a, op in ((weight, torch.mul), (bias, torch.add)):
-        if a is not None:
-            values = [(a.value(sign) if type(a) is Pair else a).view(-1, *[1] * (x.dim() - 2)) for sign in (0, 1)]
-            parts = [op(part, value) for part, value in zip(parts, values, strict=True)]
-    return owner.join(parts, 0)
+        refuse("vmap and torch.func are not served: use points() or split()", call.names)
+    if call.f is T.detach and sys._getframe(3).f_code.co_name == "_save_to_state_dict":
+        refuse("state_dict() inside the block: leave it first", call.names)

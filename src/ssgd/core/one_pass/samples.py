@@ -17,10 +17,8 @@ from torch.overrides import _get_current_function_mode as current_mode
 from torch.utils import _pytree as pytree
 
 from .. import random_state, stale
-from .layers import Unserved
+from .layers import refuse
 from .pairs import HARMLESS, RANDOM, Pair, dispatch, shapes, tensors
-
-MOST = 5  # samples in a dry run: 3 at w + n and 2 at w − n
 
 
 def count_samples(arguments: Any, dim: int) -> int:
@@ -28,8 +26,7 @@ def count_samples(arguments: Any, dim: int) -> int:
     leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim() > dim]
     sizes = sorted({leaf.shape[dim] for leaf in leaves})
     if len(sizes) != 1:
-        raise Unserved(
-            (),
+        refuse(
             f"the model was given tensors of sizes {sizes} in dimension {dim}: pass only what has one entry a sample, "
             "or say by one_pass(dim=...) which dimension has the samples",
         )
@@ -98,7 +95,7 @@ def _plain(f: Any, args: Any, kwargs: Any) -> Any:
 def compared(three: list[Any], two: list[Any]) -> list[Any]:
     """The calls of the runs over 3 and 2 samples, with the dimension of the samples in all that went in and out."""
     if [call[0] for call in three] != [call[0] for call in two]:
-        raise Unserved((), "what is computed depends on the number of samples, or on their values: use split()")
+        refuse("what is computed depends on the number of samples, or on their values: use split()")
     plan = []
     for (f, given, out, drawn), (_, given_2, out_2, drawn_2) in zip(three, two, strict=True):
         dims = [grown(a, b) for a, b in zip(shapes(given), shapes(given_2), strict=False)]
@@ -136,20 +133,28 @@ def alike(a: Tensor, b: Tensor) -> bool:
     return bool(close.double().mean() > 0.98)
 
 
-def leave_no_trace(undo: list[Callable[[], object]], model: nn.Module, devices: set[torch.device]) -> None:
-    """Eval mode, no gradients, no compiler and no hooks but torch's own; ``undo`` gets what brings all back.
+def trial(w: Tensor, generators: dict[torch.device, torch.Generator]) -> Tensor:
+    """Values for a dry run, apart also where the weight is zero."""
+    noise = torch.empty_like(w).normal_(generator=generators[w.device])
+    noise *= 0.3 * w.abs().square().mean().sqrt().nan_to_num() + 0.05
+    return torch.stack([w + noise, w - noise])
 
-    That holds for modes, buffers, hooks, autocast's cache and random states, not for what a forward() writes to
-    Python objects of its own.
+
+def leave_no_trace(undo: list[Callable[[], object]], model: nn.Module, devices: set[torch.device]) -> None:
+    """Eval mode, no gradients and no compiler; ``undo`` gets what brings all back.
+
+    That holds for modes, buffers, autocast's cache and random states, not for what a forward() writes to Python
+    objects of its own.
     """
     if gc.isenabled():  # a loop collected now, dropped inside a point, would be logged as it puts its weights back
         undo.append(gc.enable)
         gc.disable()
-    undo += [stale.forget, *_states(devices)]
+    undo += [stale.forget, partial(random_state.put_back, random_state.snapshot(devices))]
+    undo.append(partial(random.setstate, random.getstate()))
+    if numpy := sys.modules.get("numpy"):
+        undo.append(partial(numpy.random.set_state, numpy.random.get_state()))
     undo += [partial(_set_back, buffer, buffer.clone()) for buffer in model.buffers()]
     undo += [partial(setattr, part, "training", part.training) for part in model.modules()]
-    hooks = users_hooks(model)
-    undo += [partial(_refill, found, dict(found)) for found in {id(found): found for found, *_ in hooks}.values()]
     undo.append(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
     torch.set_grad_enabled(False)
     if "torch._dynamo" in sys.modules:
@@ -157,31 +162,18 @@ def leave_no_trace(undo: list[Callable[[], object]], model: nn.Module, devices: 
         undo.append(partial(stance.__exit__, None, None, None))
     for part in model.modules():
         part.training = False
-    for found, key, *_ in hooks:
-        del found[key]
 
 
-def take_back(undo: list[Callable[[], object]]) -> None:
+def take_back(undo: list[Callable[[], object]], down_to: int = 0) -> None:
     """Call all, the last first, each until it has come to its end: an interrupt in one is raised after the last."""
     try:
-        while undo:
+        while len(undo) > down_to:
             undo[-1]()
             undo.pop()
     finally:
-        while undo:
+        while len(undo) > down_to:
             undo[-1]()
             undo.pop()
-
-
-def _states(devices: set[torch.device]) -> list[Callable[[], object]]:
-    """What puts back the random streams of torch, Python and NumPy."""
-    found: list[Callable[[], object]] = [
-        partial(random_state.put_back, random_state.snapshot(devices)),
-        partial(random.setstate, random.getstate()),
-    ]
-    if numpy := sys.modules.get("numpy"):
-        found.append(partial(numpy.random.set_state, numpy.random.get_state()))
-    return found
 
 
 @torch.no_grad()
@@ -190,35 +182,30 @@ def _set_back(buffer: Tensor, value: Tensor) -> None:
         buffer.copy_(value)
 
 
-def _refill(found: Any, before: Any) -> None:
-    found.clear()
-    found.update(before)
+def watch(undo: list[Callable[[], object]], model: nn.Module, is_dry: Callable[[], bool]) -> None:
+    """Leave forward hooks out of the dry run, and refuse those that then change what a layer is given or gives.
 
+    But for torch's own, such as weight_norm's and pruning's.
+    """
 
-def users_hooks(model: nn.Module) -> list[tuple[Any, Any, Any, str]]:
-    """Every forward hook that is neither torch's own, as weight_norm's and pruning's are, nor ours, and its place."""
-    places = [("a module", torchs._global_forward_hooks), ("a module", torchs._global_forward_pre_hooks)]
-    for name, part in model.named_modules():
-        places += [(name or "the model", hooks) for hooks in (part._forward_hooks, part._forward_pre_hooks) if hooks]
-    found = []
-    for name, hooks in places:
-        for key, hook in hooks.items():
-            kind = hook if hasattr(hook, "__name__") else type(hook)
-            if not str(getattr(kind, "__module__", "")).startswith(("torch.", __package__)):
-                found.append((hooks, key, hook, name))
-    return found
-
-
-def watch(undo: list[Callable[[], object]], model: nn.Module) -> None:
-    """Have every such hook refused that changes what a layer is given or gives: the dry run left it out."""
-
-    def looked_at(hook: Any, name: str) -> Callable[..., None]:
+    def watched(hook: Any, name: str) -> Callable[..., None]:
         def look(*args: Any, **kwargs: Any) -> None:
-            if hook(*args, **kwargs) is not None:
-                raise Unserved((), f"a forward hook of {name} changes what passes it: use split()")
+            if not is_dry() and hook(*args, **kwargs) is not None:
+                refuse(f"a forward hook of {name} changes what passes it: use split()")
 
         return look
 
-    for hooks, key, hook, name in users_hooks(model):
-        undo.append(lambda hooks=hooks, key=key, hook=hook: key in hooks and hooks.update({key: hook}))  # type: ignore[misc]
-        hooks[key] = looked_at(hook, name)
+    places = [("a module", torchs._global_forward_hooks), ("a module", torchs._global_forward_pre_hooks)]
+    for name, part in model.named_modules():
+        places += [(name or "the model", hooks) for hooks in (part._forward_hooks, part._forward_pre_hooks) if hooks]
+    for name, hooks in places:
+        for key, hook in hooks.items():
+            kind = hook if hasattr(hook, "__name__") else type(hook)
+            if not str(getattr(kind, "__module__", "")).startswith(("torch.", str(__package__))):
+                undo.append(partial(_hang_back, hooks, key, hook))
+                hooks[key] = watched(hook, name)
+
+
+def _hang_back(hooks: Any, key: int, hook: Any) -> None:
+    if key in hooks:
+        hooks[key] = hook
