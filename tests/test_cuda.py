@@ -48,6 +48,12 @@ def test_graph_of_split_is_the_eager_step() -> None:
     graph_is_the_eager_step(conv_net, "split")
 
 
+def test_graph_of_one_pass_is_the_eager_step() -> None:
+    graph_is_the_eager_step(mlp, "one_pass")
+    graph_is_the_eager_step(conv_net, "one_pass")
+    graph_is_the_eager_step(mlp, "one_pass", stream="torch", distribution=Distribution("half", half_normal))
+
+
 def test_graph_of_a_closure_is_the_eager_step() -> None:
     graph_is_the_eager_step(mlp, "closure")
     graph_is_the_eager_step(conv_net, "closure")
@@ -506,7 +512,7 @@ class Run:
         self.x, self.y = batch()
         self.lr, self.level = torch.tensor(0.1, device=DEVICE), torch.tensor(0.2, device=DEVICE)
         make_base = base or fused_sgd
-        self.opt = SSGD(make_base(self.net.parameters(), self.lr), self.level, seed=0, **options)
+        self.opt = SSGD(make_base(self.net.parameters(), self.lr), self.level, model=self.net, seed=0, **options)
         self.way = way
 
     def step(self) -> None:
@@ -630,6 +636,11 @@ def take_step(
             return loss
 
         opt.step(closure)
+        return
+    if way == "one_pass":
+        with opt.one_pass():
+            F.cross_entropy(net(x), y).backward()
+        opt.step()
         return
     parts = opt.split(x, y) if way == "split" else ((point, (x, y)) for point in opt.points())
     for point, (part_x, part_y) in parts:

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from ssgd import SSGD
+from ssgd.core.one_pass import Unserved
 
 try:
     import pytest
@@ -132,6 +133,9 @@ def passes(
 
     if way == "closure":
         opt.step(closure)
+    elif way == "one_pass":
+        with opt.one_pass():
+            backward(x, y)
     elif way == "split":
         for point, half in opt.split(x, y):
             with point:
@@ -167,6 +171,20 @@ def test_reduce_overhead_is_the_eager_step(way: str) -> None:
     graphed_is_eager(way, lambda net, _: torch.compile(net, mode="reduce-overhead"))
 
 
+def test_reduce_overhead_of_one_pass_is_the_eager_step() -> None:
+    graphed_is_eager("one_pass", lambda net, _: torch.compile(net, mode="reduce-overhead"))
+
+
+def test_graphed_callables_are_refused_in_one_pass() -> None:
+    """They pass the weights' values to the graph, which no layer sees."""
+    try:
+        graphed_is_eager("one_pass", lambda net, x: torch.cuda.make_graphed_callables(net, (x,)))
+    except Unserved as problem:
+        assert "make_graphed_callables" in str(problem)
+    else:
+        raise AssertionError("not refused")
+
+
 @of_ways
 def test_max_autotune_is_the_eager_step(way: str) -> None:
     graphed_is_eager(way, lambda net, _: torch.compile(net, mode="max-autotune"))
@@ -186,7 +204,8 @@ def graphed_is_eager(way: str, graphed: Callable[[nn.Module, Tensor], Any]) -> N
         x, y = (part.cuda() for part in batch_of(0, 1, 0))
         shown = x[: BATCH // 2] if way == "split" else x
         model = make(net, shown.clone())
-        opt = SSGD(SGD(net.parameters(), lr=0.1, momentum=0.9), 0.2, seed=3)
+        named = {"model": model} if way == "one_pass" else {}
+        opt = SSGD(SGD(net.parameters(), lr=0.1, momentum=0.9), 0.2, seed=3, **named)
         off = torch.amp.GradScaler("cuda", enabled=False)
         for step in range(STEPS):
             x, y = (part.cuda() for part in batch_of(0, 1, step))

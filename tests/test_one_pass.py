@@ -6,6 +6,8 @@ import pickle
 import random
 import sys
 import warnings
+import weakref
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -13,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from ssgd import SSGD, recompute_bn
+from ssgd.core import random_state
 from ssgd.core.one_pass import Unserved
 
 from .one_pass_cases import Use
@@ -778,6 +782,94 @@ def test_a_dropped_generator_leaves_the_block():
     del steps
     gc.collect()
     assert is_plain(model)
+
+
+class Unread(TorchDispatchMode):
+    """Refuses what a CUDA graph cannot hold: numbers that the host reads."""
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        assert f.name().partition(".")[0] not in ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"), f
+        return f(*args, **(kwargs or {}))
+
+
+class Graph:
+    """In place of a CUDA graph: what was registered."""
+
+    def __init__(self):
+        self.generators = []
+
+    def register_generator_state(self, generator):
+        self.generators.append(generator)
+
+
+@pytest.mark.parametrize("options", [{}, dict(batch_norm="batch")])
+def test_steps_as_a_cuda_graph_holds_them_are_the_eager_ones(monkeypatch, options):
+    """After the first step the host reads nothing and makes no generator, and a replay draws the next step's noise."""
+    x, y = pictures(7)
+
+    def step(opt, model):
+        opt.zero_grad()
+        with opt.one_pass(**options):
+            F.cross_entropy(model(x), y).backward()
+        opt.step()
+
+    model = normed()
+    other = copy.deepcopy(model)
+    opt, eager = optimizer(model), optimizer(other)
+    for _ in range(4):
+        step(eager, other)
+    step(opt, model)
+    graph = Graph()
+    opt.register_graph(graph)
+    monkeypatch.setattr(random_state, "capturing", lambda: True)
+    monkeypatch.setattr(torch, "Generator", None)
+    opt.zero_grad()
+    for _ in range(3):
+        opt.before_replay()
+        with Unread():
+            step(opt, model)
+    assert len(graph.generators) == 2
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+    with pytest.raises(Unserved, match="signs= is read by the host"), opt.one_pass(signs=[1, -1] * 4):
+        pass
+    opt.zero_grad()
+    with pytest.raises(Unserved, match="cannot hold the dry run"), opt.one_pass():
+        model(x.flatten(1))
+
+
+def test_what_a_graph_reads_outlives_a_change_of_the_weights_with_noise(monkeypatch):
+    model, (x, y) = mlp(), vectors()
+    opt = optimizer(model)
+    with opt.one_pass():
+        F.cross_entropy(model(x), y).backward()
+    opt.zero_grad()
+    monkeypatch.setattr(random_state, "capturing", lambda: True)
+    with opt.one_pass():
+        rooms = [weakref.ref(p._pair.two.untyped_storage()) for p in opt.selected]
+        F.cross_entropy(model(x), y).backward()
+    opt.zero_grad()
+    monkeypatch.undo()
+    opt.rule.perturb = [model[0].weight]
+    opt.rule._reset()
+    with opt.one_pass():
+        F.cross_entropy(model(x), y).backward()
+    gc.collect()
+    assert all(room() is not None for room in rooms)
+
+
+def test_a_gradient_past_the_layers_is_an_error_in_the_first_block_too():
+    """As of make_graphed_callables(), whose forward is another one in training than in the dry run."""
+
+    def past(s, x):
+        with torch._C.DisableTorchFunctionSubclass() if s.training else nullcontext():
+            return F.linear(x, s.w)
+
+    model, (x, y) = Use(past, w=(3, 5)).double(), vectors()
+    with (
+        pytest.raises(Unserved, match=r"w: a gradient came past the layers.*make_graphed"),
+        optimizer(model).one_pass(),
+    ):
+        F.cross_entropy(model(x), y).backward()
 
 
 def test_autocast_and_low_precision():

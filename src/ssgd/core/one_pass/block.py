@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from .. import random_state
 from ..checks import check_choice
 from ..parallel import bare, is_sharded, sharded_modules, unwrap_ddp
 from ..passes import Stage
-from ..random_state import capturing
 from .layers import LATE, Unserved, refuse
 from .pairs import ADDED, Call, Noisy, Pair, shapes
 from .samples import Log, agrees, compared, count_samples, leave_no_trace, signature, some, take_back, trial, watch
@@ -86,7 +86,7 @@ def _engine(opt: Any) -> OnePass | None:
         if any(id(p) not in ids and p.data_ptr() in places for p in opt.selected):
             refuse("two parameters share memory: tie weights by one parameter in two places, or use split()")
         known = opt.__dict__["_one_pass"] = key, OnePass(opt.model, weights, opt.rule.perturb is not None), known[2]
-    if capturing() and known[1] not in known[2]:
+    if random_state.capturing() and known[1] not in known[2]:
         known[2].append(known[1])  # a CUDA graph holds addresses, not references
     return known[1]
 
@@ -232,7 +232,7 @@ class OnePass:
             return
         self._counts.add(self.samples)
         if kind not in self._seen:
-            if capturing():
+            if random_state.capturing():
                 refuse("a CUDA graph cannot hold the dry run: take a step, or call opt.dry_run(), before the capture")
             self.dry_run(self.inner, args, kwargs)
         if self.signs is not None:
@@ -417,7 +417,7 @@ class OnePass:
 
 def _signs(signs: Any) -> Tensor:
     """A sign a sample, checked."""
-    if capturing():
+    if random_state.capturing():
         refuse("signs= is read by the host, which a CUDA graph cannot hold: order the samples, +1 first")
     found = torch.as_tensor(signs).cpu()
     if found.dim() != 1 or not bool((found.abs() == 1).all()) or not bool((found > 0).any() & (found < 0).any()):

@@ -153,7 +153,8 @@ class BatchNorm(torch.autograd.Function):
         ctx.sizes, (ctx.eps, ctx.block) = sizes, how
         first = next(t for t in (w, gathered[0][0], x) if t is not None)
         kind = first.dtype if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
-        y, statistics = torch.empty_like(x), list[Tensor]()
+        y = torch.empty_like(x)
+        statistics: list[Tensor] = []
         parts = zip(torch.split(x, ctx.sizes), torch.split(y, ctx.sizes), weights, biases, gathered, strict=True)
         for part, out, v, b, (mean, var, factor) in parts:
             room = {key: x.new_empty(x.shape[1], dtype=kind) for key in ("save_mean", "save_invstd")}

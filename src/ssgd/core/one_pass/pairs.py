@@ -185,7 +185,8 @@ class Call:
     """A function of pairs, and of anything else, while a block is open."""
 
     def __init__(self, f: Any, args: Any, kwargs: Any) -> None:
-        self.f, self.found = f, list[Any]()  # all tensors and pairs, in order
+        self.f = f
+        self.found: list[Any] = []  # all tensors and pairs, in order
         self.args, self.kwargs = mapped(self._find, (args, kwargs))
         self.pairs = [a for a in self.found if type(a) is Pair]
         self.owner: OnePass = self.pairs[0].owner
@@ -241,7 +242,8 @@ class Call:
 
     def by_halves(self, dims: list[Any], returned: list[Any]) -> Any:
         """At w + n for the first half of the samples and at w − n for the others, put together."""
-        owner, parts = self.owner, list[Any]()
+        owner = self.owner
+        parts: list[Any] = []
         for a, d in zip(self.found, dims, strict=True):
             both = (a.value(0), a.value(1)) if type(a) is Pair else (a, a)
             if d is None:
