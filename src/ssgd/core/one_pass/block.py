@@ -156,14 +156,15 @@ class OnePass:
                 module.register_forward_pre_hook(self._arrive, prepend=True, with_kwargs=True)
                 if hasattr(module, "_orig_mod"):
                     module.register_forward_hook(self._depart)
+            for pair in [*self.pairs, *(pair for _, pair in self._norms)]:
+                pair.block, pair.used = self.block, False
             for layer, pair in self._norms:  # then F.batch_norm is given a pair
                 if pair.w is None:
-                    pair.block, pair.two = self.block, (layer.weight,) * 2
+                    pair.two = (layer.weight, layer.weight)
                 self._undo.append(partial(layer.__dict__.pop, "weight", None))
                 layer.__dict__["weight"] = pair
             self._before = self._marks()
             for pair in self.pairs:
-                pair.used = False
                 if pair.origin[0] not in self.out:
                     self._undo.append(partial(_as_before, pair.w))
                     pair.w.__dict__["_pair"] = pair

@@ -54,19 +54,21 @@ def product(rows: Tensor, two: Tensor, bias: Tensor | None, cut: int) -> Tensor:
     return y
 
 
-def remember(ctx: Any, weight: Any) -> None:
-    """The block that a layer was computed in; where the compiler looks, it is not kept."""
-    ctx.block = None if torch.compiler.is_compiling() else weight._pair.owner.block
+def guarded(y: Any, block: Any, once: bool = True) -> Any:
+    """y, whose backward() is inside its block, where what it computes again sees the same weights.
 
+    Nor, if it runs ``once``, is that differentiated. Compiled, a hook on the model's output asks instead.
+    """
 
-def check_backward(ctx: Any, once: bool = True) -> None:
-    """A backward() is inside its block, where what it computes again sees the same weights, and not differentiated."""
-    if torch.compiler.is_compiling():
-        return
-    if once and torch.is_grad_enabled():  # once_differentiable would cost a wrapper at every layer
-        refuse("a gradient of a gradient (create_graph=True) is not served: use points() or split()")
-    if ctx.block is not None and not ctx.block.is_open:
-        refuse(LATE)
+    def check(gradients: Any) -> None:
+        if once and torch.is_grad_enabled():
+            refuse("a gradient of a gradient (create_graph=True) is not served: use points() or split()")
+        if not block.is_open:
+            refuse(LATE)
+
+    if y is not None and not torch.compiler.is_compiling() and y.grad_fn is not None:
+        y.grad_fn.register_prehook(check)
+    return y
 
 
 class Linear(torch.autograd.Function):
@@ -78,13 +80,11 @@ class Linear(torch.autograd.Function):
         cut = rows.shape[0] // x.shape[0] * half
         ctx.save_for_backward(rows, two)
         ctx.how = cut, turned, x.shape
-        remember(ctx, w)
         y = product(rows, two if turned else two.mT, bias if biases is None else biases[:, None], cut)
         return y.view((*x.shape[:-1], -1))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        check_backward(ctx)
         (rows, two), (cut, turned, shape), wanted = ctx.saved_tensors, ctx.how, ctx.needs_input_grad
         g = g.reshape(rows.shape[0], -1)
         dx = product(g, two.mT if turned else two, None, cut).view(shape) if wanted[0] else None
@@ -99,14 +99,12 @@ class Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Any, two: Tensor, biases: Any, half: int, how: Any) -> Tensor:
         ctx.save_for_backward(x, two)
         ctx.how = half, how
-        remember(ctx, w)
         added = (bias, bias) if biases is None else biases
         parts = zip(torch.split(x, [half, len(x) - half]), two.unbind(), added, strict=True)
         return torch.cat([torch.convolution(part, v, b, *how) for part, v, b in parts])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        check_backward(ctx)
         (x, two), (half, how), wanted = ctx.saved_tensors, ctx.how, ctx.needs_input_grad
 
         def back(g: Tensor, x: Tensor, v: Tensor, which: int) -> Any:
@@ -128,7 +126,6 @@ class Embedding(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, two: Tensor, half: int, padding: int) -> Tensor:
         ctx.save_for_backward(x)
         ctx.how = two.shape[1], padding, False
-        remember(ctx, w)
         y = two.new_empty(*x.shape, two.shape[2])
         for part, v in ((slice(half), two[0]), (slice(half, None), two[1])):
             torch.index_select(v, 0, x[part].reshape(-1), out=y[part].view(-1, y.shape[-1]))
@@ -136,7 +133,6 @@ class Embedding(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        check_backward(ctx)
         return None, torch.ops.aten.embedding_dense_backward(g, *ctx.saved_tensors, *ctx.how), None, None, None
 
 
@@ -148,9 +144,9 @@ class BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Any, bias: Any, weights: Any, biases: Any, sizes: Any, gathered: Any, how: Any
+        ctx: Any, x: Tensor, w: Any, bias: Any, weights: Any, biases: Any, sizes: Any, gathered: Any, eps: float
     ) -> Tensor:
-        ctx.sizes, (ctx.eps, ctx.block) = sizes, how
+        ctx.sizes, ctx.eps = sizes, eps
         first = next(t for t in (w, gathered[0][0], x) if t is not None)
         kind = first.dtype if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
         y = torch.empty_like(x)
@@ -165,7 +161,6 @@ class BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        check_backward(ctx)
         (x, *weights, mean, invstd, mean_2, invstd_2), wanted = ctx.saved_tensors, list(ctx.needs_input_grad[:3])
         back, statistics = torch.ops.aten.native_batch_norm_backward, ((mean, invstd), (mean_2, invstd_2))
         parts = zip(torch.split(g, ctx.sizes), torch.split(x, ctx.sizes), weights, statistics, strict=True)
@@ -182,13 +177,11 @@ class Half(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, value: Tensor) -> Tensor:
-        remember(ctx, w)
         # compiled, an output that is a view of the buffer would lose its gradient
         return value.clone() if torch.compiler.is_compiling() else value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        check_backward(ctx, once=False)
         return g, None
 
 
@@ -292,7 +285,7 @@ def batch_norm(
         parts = zip(torch.split(input, sizes), (first, second), scales, strict=True)
         y = torch.cat([F.batch_norm(x, m, v, *scale, True, factor, eps) for x, (m, v, factor), scale in parts])
     else:
-        y = BatchNorm.apply(input, w, b, weights, biases, sizes, (first, second), (eps, owner.block))  # type: ignore[no-untyped-call]
+        y = BatchNorm.apply(input, w, b, weights, biases, sizes, (first, second), eps)  # type: ignore[no-untyped-call]
     if policy == "once":
         with torch.no_grad():
             running_mean.copy_(first[0].lerp(second[0], 0.5)), running_var.copy_(first[1].lerp(second[1], 0.5))

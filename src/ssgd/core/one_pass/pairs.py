@@ -17,17 +17,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
-from .layers import FAST, Half, batch_norm_seen, embedding, refuse
+from .layers import FAST, Half, batch_norm_seen, embedding, guarded, refuse
 
 if TYPE_CHECKING:
     from .block import OnePass
 
 
-def _stays(self: Any, *_: Any) -> NoReturn:
-    refuse("a noisy weight cannot be copied or saved: leave the block first")
+class Seen:
+    """Hands every function of torch that it is given to to dispatch()."""
+
+    @classmethod
+    def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(f, args, kwargs or {})
+
+    def _stays(self, *_: Any) -> NoReturn:
+        refuse("a noisy weight cannot be copied or saved: leave the block first")
+
+    __deepcopy__ = __reduce_ex__ = _stays
 
 
-class Pair:
+class Pair(Seen):
     """Two values, at w + n and at w − n: a plain object, so that no C++ code can quietly take one of them.
 
     Those of a weight (``w`` is not None) lie in a buffer ``two`` of shape (2, …), and all others in a tuple.
@@ -46,7 +55,7 @@ class Pair:
     def value(self, sign: int) -> Any:
         if self.w is None:
             return self.two[sign]
-        value = Half.apply(self.w, self.two[sign])  # type: ignore[no-untyped-call]
+        value = guarded(Half.apply(self.w, self.two[sign]), self.block, once=False)  # type: ignore[no-untyped-call]
         return value.mT if self.turned else value
 
     def cast(self, dtype: torch.dtype) -> Any:
@@ -72,23 +81,11 @@ class Pair:
         share = self.owner.share()
         return share * self.value(0) + (1 - share) * self.value(1)
 
-    @classmethod
-    def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return dispatch(f, args, kwargs or {})
 
-    __deepcopy__ = __reduce_ex__ = _stays
-
-
-class Noisy(nn.Parameter):
+class Noisy(Seen, nn.Parameter):
     """The class of a selected parameter while a block is open; ``_pair`` has its values."""
 
     _pair: Pair
-
-    @classmethod
-    def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return dispatch(f, args, kwargs or {})
-
-    __deepcopy__ = __reduce_ex__ = _stays
 
 
 class _Spy:
@@ -237,7 +234,7 @@ class Call:
             return None
         owner, args = self.owner, list(self.args)
         args[at_x] = owner.sort(x, 0)
-        y = fast(owner.cut(x, 0, self.names), *args, **self.kwargs)
+        y = guarded(fast(owner.cut(x, 0, self.names), *args, **self.kwargs), owner.block)
         return None if y is None else owner.unsort(y, 0)
 
     def by_halves(self, dims: list[Any], returned: list[Any]) -> Any:
@@ -332,7 +329,7 @@ def _served(call: Call, f: Any, first: Any) -> Any:
 
 
 def _check_place(call: Call) -> None:
-    if call.owner.block is None or any(a.w is None and a.block is not call.owner.block for a in call.pairs):
+    if call.owner.block is None or any(a.block is not call.owner.block for a in call.pairs):
         refuse("a value of noisy weights was kept from an earlier block: compute it anew in each", call.names)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         refuse("vmap and torch.func are not served: use points() or split()", call.names)
