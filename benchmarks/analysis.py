@@ -64,7 +64,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/analysis.json"))
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--seconds", type=float, default=45, help="for each part; what takes longer is scaled up")
-    parser.add_argument("--compile", action="store_true", help="try torch.compile too, which takes minutes at first")
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--model", default="resnet20")
@@ -130,20 +129,19 @@ class Bench:
         for precision in ("bf16", "tf32", "fp32"):
             if precision not in self.options.precision:
                 continue
-            for compile in (True, False) if self.options.compile else (False,):
-                name = f"plane_{precision}{'_compiled' if compile else ''}"
-                with spared(name):
-                    rows += self.plane_in(name, precision, compile, exact, room)
-                    room = 0.0  # the first, the fastest, is enough
+            name = f"plane_{precision}"
+            with spared(name):
+                rows += self.plane_in(name, precision, exact, room)
+                room = 0.0  # the first, the fastest, is enough
         return rows
 
-    def plane_in(self, name: str, precision: str, compile: bool, exact: Surface, room: float) -> list[Row]:
+    def plane_in(self, name: str, precision: str, exact: Surface, room: float) -> list[Row]:
         """In the faster of two ways, with CUDA graphs and without: all points, or those that there is room for."""
         trials: list[tuple[float, Look, Surface]] = []
         layouts = list(FORMATS) if room else [self.best[precision][2]]
         for layout, graph in product(layouts, (False, True) if room and self.device.type == "cuda" else (False,)):
             with spared(f"{name}, {layout}{', graph' * graph}"):
-                look = self.look(precision, layout, {"compile": compile, "graph": graph})
+                look = self.look(precision, layout, {"graph": graph})
                 some, seconds = look.sampled(2)
                 trials.append((seconds, look, some))
                 print(f"  {1e3 * seconds:8.1f} ms a point: {name}, {layout}{', graph' * graph}", flush=True)
@@ -181,7 +179,7 @@ class Bench:
         print(f"fastest product: {ours.name}", flush=True)
         with spared("spectrum"):
             matrix = self.hessian(ours.size, ours.precision, ours.how)
-            matrix.matmat(vectors)  # compiled, or captured, before the clock runs
+            matrix.matmat(vectors)  # captured, before the clock runs
             predicted, room = ours.seconds * len(vectors) * self.options.steps, max(clock.left, 0.3 * clock.seconds)
             steps = self.options.steps if predicted < room else max(2, int(self.options.steps * room / predicted))
             seconds = self.timed(lambda m=matrix: spectrum(m, steps, self.options.probes), 1)[0]
@@ -210,7 +208,6 @@ class Bench:
             for graph in graphs
             for name, together in ((f"{count} at once", count), ("one by one", 1))
         ]
-        compiled = [(f"{name}, compiled", {**how, "compile": True}) for name, how in ways[:2]]
         two_point, double = ("two-point", {"product": "two-point"}), ("double", {"product": "double"})
         large, *smaller = sorted(self.product_sizes, reverse=True)
         always = [(ways[0], large), (two_point, large), (double, min(self.product_sizes))]
@@ -220,8 +217,6 @@ class Bench:
         for (name, how), size in early:
             if clock.left > 0.6 * clock.seconds:
                 found += self.tried(name, precisions[0], size, how, vectors)
-        for name, how in compiled if self.options.compile else ():
-            found += self.tried(name, precisions[0], large, how, vectors)
         best = min((trial for trial in found if trial.exact), key=lambda trial: trial.seconds)
         for precision in precisions[1:]:
             found += self.tried(best.name, precision, best.size, best.how, vectors)
@@ -364,7 +359,7 @@ class Look:
     def sampled(self, points: int) -> tuple[Surface, float]:
         """So many points on each axis, and the seconds a point, the anchors' too but for those of the first pass.
 
-        In that one kernels are chosen, compiled and captured.
+        In that one kernels are chosen and captured.
         """
         with TemporaryDirectory() as folder:
             out = Path(folder) / "plane"

@@ -108,9 +108,9 @@ def test_a_plane_is_drawn(runs, tmp_path):
         assert (out / f"plane{ending}").stat().st_size
 
 
-def test_a_plane_in_less_precision_several_points_at_once(runs, tmp_path):
+def test_a_plane_in_less_precision(runs, tmp_path):
     out = tmp_path / "plane"
-    words = ["plane", *runs, "--points", "2", "--precision", "bf16", "--together", "4", "--out", str(out), *FEW]
+    words = ["plane", *runs, "--points", "2", "--precision", "bf16", "--out", str(out), *FEW]
     assert main(words) == 0
     assert json.loads((out / "plane.json").read_text())["precision"] == "bf16"
 

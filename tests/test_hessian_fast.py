@@ -1,4 +1,4 @@
-"""Products with the Hessian of several vectors at once, compiled and captured."""
+"""Products with the Hessian of several vectors at once, and captured."""
 
 from dataclasses import replace
 
@@ -28,31 +28,6 @@ def test_several_vectors_in_one_pass(kind, mode, together, product):
     assert apart(matrix.matmat(v), plain.matmat(v)) < 1e-10
 
 
-@pytest.mark.parametrize(
-    ("product", "mode", "together"),
-    [("forward", "eval", 1), ("forward", "train", 2), ("double", "eval", 2), ("two-point", "train", 1)],
-)
-def test_compiled(monkeypatch, capsys, product, mode, together):
-    """For the batches of 5, not for the last one of 3."""
-    torch._dynamo.reset()
-    sizes = []
-
-    def compiler(function, **_):
-        fast = original(function, backend="aot_eager", fullgraph=True)
-        return lambda *arguments: sizes.append(len(arguments[1][1])) or fast(*arguments)
-
-    original = torch.compile
-    monkeypatch.setattr(torch, "compile", compiler)
-    task, _ = task_of("convnet")
-    compiled = Hessian(task, product=product, compile=True, mode=mode, together=together)
-    v = some(compiled.size)
-    tolerance = 1e-8 if product == "two-point" else 1e-10
-    for _ in range(2):
-        assert apart(compiled.matmat(v), Hessian(task, product=product, mode=mode).matmat(v)) < tolerance
-    assert set(sizes) == ({5, 3} if product == "two-point" else {5})
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize("product", ["forward", "double"])
 def test_what_cannot_be_captured_goes_without(capsys, product):
     task, _ = task_of("convnet")
@@ -66,11 +41,10 @@ def test_what_cannot_be_captured_goes_without(capsys, product):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("product", ["forward", "double"])
-@pytest.mark.parametrize("compile", [False, True])
-def test_captured(capsys, compile, product):
+def test_captured(capsys, product):
     task, _ = task_of("convnet")
     task = replace(task, model=task.model.cuda(), batches=[(x.cuda(), y.cuda()) for x, y in task.batches])
-    matrix = Hessian(task, product=product, graph=True, compile=compile, together=2)
+    matrix = Hessian(task, product=product, graph=True, together=2)
     for seed in range(3):
         v = (seed + 1) * some(matrix.size)
         assert apart(matrix.matmat(v).cpu(), Hessian(task, product="double").matmat(v).cpu()) < 1e-10

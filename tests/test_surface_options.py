@@ -19,8 +19,6 @@ def test_bad_choices(plane):
         evaluate(plane, one, batchnorm="eval")
     with pytest.raises(ValueError, match="precision must be one of 'fp32', 'tf32', 'bf16', not 'half'"):
         evaluate(plane, one, precision="half")
-    with pytest.raises(ValueError, match="together must be a whole number of at least 1"):
-        evaluate(plane, one, together=0)
     with pytest.raises(ValueError, match="grid must hold the values of each of 2 coordinates"):
         evaluate(plane, one, (np.zeros(3),))
     with pytest.raises(ValueError, match="grid must hold the values of each of 2 coordinates"):

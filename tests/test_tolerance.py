@@ -286,6 +286,16 @@ def test_the_seed_is_all_that_chance_depends_on():
     assert not np.isclose(first.losses[1:, 0], first.losses[1:, 1]).any()
 
 
+def test_less_precision_is_close_and_told(tmp_path):
+    exact, rough = (
+        tolerance(task_of(net(9)), ["noise"], draws=2, precision=p, progress=False) for p in ("fp32", "bf16")
+    )
+    off = np.abs(rough.losses - exact.losses)[1:]
+    assert 1e-6 < off.max() < 0.05 and rough.precision == "bf16"
+    with pytest.raises(ValueError, match="precision must be one of 'fp32', 'tf32', 'bf16', not 'half'"):
+        tolerance(task_of(net(9)), precision="half")
+
+
 def test_progress(capsys):
     tolerance(linear()[0], {"pruning": [0.5]})
     assert "2/2" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Precision and speed of a computation: TF32 off or on, torch.compile, CUDA graphs."""
+"""Precision and speed of a computation: TF32 off or on, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -65,84 +64,59 @@ def _set_old(matmul: str, cudnn: bool) -> None:
         torch.backends.cudnn.allow_tf32 = cudnn
 
 
-class OneShape:
-    """A function made faster for arguments shaped like the first call's; others, such as a last batch, run ``plain``.
+class Captured:
+    """A function as a CUDA graph for arguments shaped like the first call's; others, such as a last batch, go without.
 
-    Where ``faster(function, *arguments)`` fails, a line says why, and every call runs ``plain``.
+    A call overwrites the result of the call before. Tensors that are not arguments must stay where they are.
+    ``counters`` are tensors that the function adds to: the calls that warm up the capture leave no trace in them. Where
+    the capture fails, a line says why, and every call goes without.
     """
 
-    def __init__(self, function: Function, plain: Function, faster: Function, name: str) -> None:
+    def __init__(self, function: Function, counters: Sequence[Tensor] = ()) -> None:
         self.function = function
-        self.plain = plain
-        self.faster = faster
-        self.name = name
+        self.counters = counters
         self.shape: Any = None
-        self.made: Function | None = None
+        self.replay: Function | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         leaves = tree_leaves(arguments)
         shape = [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]
         if self.shape is None:
             self.shape = shape
-            return self._first(*arguments)
-        if self.made is None or shape != self.shape:
-            return self.plain(*arguments)
-        return self.made(*arguments)
+            try:
+                self.replay = self._capture(arguments)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                print(f"a CUDA graph does not work here, all goes on without, slower ({reason})", file=sys.stderr)
+        return self.function(*arguments) if self.replay is None or shape != self.shape else self.replay(*arguments)
 
-    def _first(self, *arguments: Any) -> Any:
+    def _capture(self, arguments: Any) -> Function:
+        if not all(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(arguments)):
+            raise ValueError("not all of a batch is tensors on a GPU")
+        static, before = tree_map(torch.clone, arguments), [t.clone() for t in self.counters]
+        drawn = snapshot({leaf.device for leaf in tree_leaves(static)})
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream()
+        graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(current)
         try:
-            made = self.faster(self.function, *arguments)
-            found = made(*arguments)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            print(f"{self.name} does not work here, all goes on without, slower ({reason})", file=sys.stderr)
-            return self.plain(*arguments)
-        self.made = made
-        return found
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    self.function(*static)
+            current.wait_stream(stream)
+            with captured_in(graph, stream):
+                out = self.function(*static)
+        finally:
+            put_back(drawn)
+            for tensor, value in zip(self.counters, before, strict=True):
+                tensor.copy_(value)
 
+        def replay(*arguments: Any) -> Any:
+            for mine, given in zip(tree_leaves(static), tree_leaves(arguments), strict=True):
+                mine.copy_(given)
+            graph.replay()
+            return out
 
-def compiled(function: Function, plain: Function | None = None) -> OneShape:
-    """Returns the function compiled for one shape; ``plain``, by default the function itself, serves the others."""
-    faster = lambda function, *_: torch.compile(function, dynamic=False)  # noqa: E731
-    return OneShape(function, plain or function, faster, "torch.compile")
-
-
-def captured(function: Function, plain: Function | None = None, counters: Sequence[Tensor] = ()) -> OneShape:
-    """Returns the function as a CUDA graph for one shape; ``plain``, by default the function, serves the others.
-
-    A call overwrites the result of the call before. Tensors that are not arguments must stay where they are.
-    ``counters`` are tensors that the function adds to: the calls that warm up the capture leave no trace in them.
-    """
-    return OneShape(function, plain or function, partial(_capture, counters), "a CUDA graph")
-
-
-def _capture(counters: Sequence[Tensor], function: Function, *arguments: Any) -> Function:
-    if not all(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(arguments)):
-        raise ValueError("not all of a batch is tensors on a GPU")
-    static, before = tree_map(torch.clone, arguments), [t.clone() for t in counters]
-    drawn = snapshot({leaf.device for leaf in tree_leaves(static)})
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    current = torch.cuda.current_stream()
-    graph = torch.cuda.CUDAGraph()
-    stream.wait_stream(current)
-    try:
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                function(*static)
-        current.wait_stream(stream)
-        with captured_in(graph, stream):
-            out = function(*static)
-    finally:
-        put_back(drawn)
-        for tensor, value in zip(counters, before, strict=True):
-            tensor.copy_(value)
-
-    def replay(*arguments: Any) -> Any:
-        for mine, given in zip(tree_leaves(static), tree_leaves(arguments), strict=True):
-            mine.copy_(given)
-        graph.replay()
-        return out
-
-    return replay
+        return replay

@@ -6,20 +6,20 @@ They come from differentiating twice, or from the gradients at two points.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, jvp, vjp, vmap
+from torch.func import grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core.checks import check_choice, check_count
 from ..core.random_state import snapshot
-from .acceleration import captured, compiled, widest
+from .acceleration import Captured, widest
 from .symmetric import Symmetric, norm
-from .task import NO_BATCHES, FunctionOfModel, Task, WeightVector, check_task, gradients, unmoved
+from .task import NO_BATCHES, Task, WeightVector, check_task, gradients, unmoved
 
 Products = Callable[[Any], Iterable[Tensor]]  # of a batch: its products with each of the vectors
 NAMES = {"forward": "forward over reverse", "double": "double backward", "two-point": "the two-point difference"}
@@ -39,7 +39,6 @@ class Hessian(Symmetric):
             differentiated twice (CTC, cuDNN's LSTM), and a third cheaper; kinks between its points count as curvature.
             ``"auto"`` takes the first of the three that the first batch allows, and says in a line if it is not
             ``"forward"``; the attribute ``product`` says which it is.
-        compile: with ``torch.compile``: minutes at first, then faster on a GPU.
         mode: batch-norm's: ``"eval"`` takes the running statistics, ``"train"`` each batch's own. Dropout is off.
         together: of the vectors of ``matmat()``, so many go through one pass, by vmap; not for ``"two-point"``. A
             batch's memory grows with it.
@@ -47,7 +46,7 @@ class Hessian(Symmetric):
             keep up with. The data must be tensors, and the loss may not wait for the device.
         precision: ``"fp32"``, or ``"tf32"``: faster on a GPU, and right to 3 digits, ``"two-point"`` to one.
 
-    What is compiled or captured serves batches shaped like the first; others, such as a ragged last one, go without.
+    What is captured serves batches shaped like the first; others, such as a ragged last one, go without.
 
     The length of the two-point step is ‖εv‖ = ¼ ∛(eps · max(1, ‖w‖)). Rounding w ± εv costs eps ‖w‖ / ‖εv‖ of the
     product, and the third derivative's share grows with ‖εv‖²: the sum is least at a cube root. For smooth nets it is
@@ -63,7 +62,6 @@ class Hessian(Symmetric):
         task: Task,
         parameters: nn.Module | Iterable[Tensor] | None = None,
         product: str = "auto",
-        compile: bool = False,
         mode: str = "eval",
         together: int = 1,
         graph: bool = False,
@@ -84,13 +82,11 @@ class Hessian(Symmetric):
         self._eps = TF32 if precision == "tf32" else torch.finfo(self.dtype).eps
         self._stream = snapshot([self.device])
         self._loss = task.loss
-        self._functional = Functional(task.model, task.loss, self.tensors, self.vector)
+        self._of_weights = LossOfWeights(task.model, task.loss, self.tensors)
         self.product = product if product == "two-point" else self._possible(product)
         self._prepare: Callable[[Tensor], Products] = self._two_point
         if self.product != "two-point":
-            self._prepare = self._differentiated(compile, graph)
-        elif compile:
-            self._loss = torch.compile(task.loss)
+            self._prepare = self._differentiated(graph)
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Returns the products with several vectors, one a row, which share a pass over the data."""
@@ -111,25 +107,20 @@ class Hessian(Symmetric):
         self.passes += 6 * len(vectors) + 3 * slopes
         return total.div_(count).to(self.dtype)
 
-    def _differentiated(self, compile: bool, graph: bool) -> Callable[[Tensor], Products]:
-        """Returns the function that makes the products of a batch, compiled or captured where that was asked for."""
+    def _differentiated(self, graph: bool) -> Callable[[Tensor], Products]:
+        """Returns the function that makes the products of a batch, captured where that was asked for."""
         plain: Callable[[Tensor, Any], Iterable[Tensor]] = self._forward if self.product == "forward" else self._double
-
-        def whole(vectors: Tensor, batch: Any) -> Tensor:
-            return torch.stack(list(plain(vectors, batch)))
-
-        def functional(vectors: Tensor, batch: Any) -> Tensor:
-            one = self._functional.forward if self.product == "forward" else self._functional.double
-            return torch.cat([one(chunk, batch) for chunk in torch.split(vectors, self.together)])
-
-        made = compiled(functional, whole) if compile else whole if graph else plain
-        if graph:
-            made = captured(made, whole)
+        made = Captured(lambda vectors, batch: torch.stack(list(plain(vectors, batch)))) if graph else plain
         return lambda vectors: lambda batch: made(vectors, batch)
 
     def _forward(self, vectors: Tensor, batch: Any) -> Iterator[Tensor]:
-        for chunk in torch.split(vectors, self.together):
-            yield from self._functional.forward(chunk, batch)
+        slope, at = grad(lambda weights: self._of_weights.at(weights, batch)), ([p.detach() for p in self.tensors],)
+
+        @torch.no_grad()  # the constants would be differentiated too, which costs memory
+        def product(vector: Tensor) -> Tensor:
+            return self.vector.flat(jvp(slope, at, (self.vector.cut(vector),))[1])
+
+        return self._together(product, vectors)
 
     def _double(self, vectors: Tensor, batch: Any) -> Iterator[Tensor]:
         found = self._gradients(batch, create_graph=True)
@@ -145,8 +136,11 @@ class Hessian(Symmetric):
                 else [torch.zeros_like(p) for p in self.tensors]
             )
 
+        return self._together(product, vectors)
+
+    def _together(self, product: Callable[[Tensor], Tensor], vectors: Tensor) -> Iterator[Tensor]:
         for chunk in torch.split(vectors, self.together):
-            yield from vmap(product)(chunk) if len(chunk) > 1 else [product(chunk[0])]
+            yield from vmap(product, randomness="same")(chunk) if len(chunk) > 1 else [product(chunk[0])]
 
     def _two_point(self, vectors: Tensor) -> Products:
         clean = self.vector.now()
@@ -190,13 +184,19 @@ class Hessian(Symmetric):
         """Returns the obstacle to forward over reverse: an operation, or a result that is no Hessian's."""
         self._gradients(batch)  # raises where none reaches the weights, which forward over reverse takes for zeros
         try:
-            if self._functional.bypassed(batch):
+            if self._bypassed(batch):
                 return "the loss takes weights from elsewhere than the model that it is given"
             return self._asymmetry(self._forward, batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             return _reason(error)
+
+    def _bypassed(self, batch: Any) -> bool:
+        """Tells whether the loss takes weights from elsewhere than the model it is given: that part would be lost."""
+        loss = self._of_weights.at([p.detach().requires_grad_() for p in self.tensors], batch)
+        found = torch.autograd.grad(loss, self.tensors, allow_unused=True) if loss.requires_grad else ()
+        return any(gradient is not None for gradient in found)
 
     def _against_double(self, batch: Any) -> str | None:
         """Returns the obstacle to double backward."""
@@ -233,49 +233,28 @@ class Hessian(Symmetric):
         return sdpa_kernel(SDPBackend.MATH) if twice else nullcontext()
 
 
-class Functional:
-    """The loss of a batch as a function of the chosen weights, and its products with the Hessian by ``torch.func``."""
+class LossOfWeights(nn.Module):
+    """A loss as a function of weights and a batch, by functional_call(); tied weights are set in all their places."""
 
-    def __init__(
-        self, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], tensors: list[Tensor], vector: WeightVector
-    ) -> None:
-        self.tensors, self.vector = tensors, vector
-        self._loss = FunctionOfModel(model, loss, tensors)
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], weights: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+        number = {id(p): i for i, p in enumerate(weights)}
+        # named_modules() leaves out modules that it met before, which functional_call() would not restore
+        self._numbers = {
+            f"{path}.{name}": number[id(p)]
+            for path, inner in self.named_modules()
+            for name, p in inner.named_parameters(recurse=False, remove_duplicate=False)
+            if id(p) in number
+        }
 
-    def __call__(self, values: list[Tensor], batch: Any) -> Tensor:
-        found: Tensor = self._loss.called_with(values, batch)
+    def forward(self, batch: Any) -> Tensor:
+        return self.loss(self.model, batch)
+
+    def at(self, weights: Sequence[Tensor], batch: Any) -> Tensor:
+        given = {name: weights[number] for name, number in self._numbers.items()}
+        found: Tensor = torch.func.functional_call(self, given, (batch,), tie_weights=False)
         return found
-
-    def bypassed(self, batch: Any) -> bool:
-        """Tells whether the loss takes weights from elsewhere than the model it is given: that part would be lost."""
-        with torch.enable_grad():
-            loss = self([p.detach().requires_grad_() for p in self.tensors], batch)
-            found = torch.autograd.grad(loss, self.tensors, allow_unused=True) if loss.requires_grad else ()
-        return any(gradient is not None for gradient in found)
-
-    @torch.no_grad()  # the constants would be differentiated too, which costs memory
-    def forward(self, vectors: Tensor, batch: Any) -> Tensor:
-        """Returns the products with all vectors, by differentiating the gradient forward along each."""
-        slope, at = self._gradient(batch), (self._values(),)
-        return self._over_rows(lambda vector: jvp(slope, at, (self.vector.cut(vector),))[1], vectors)
-
-    @torch.no_grad()
-    def double(self, vectors: Tensor, batch: Any) -> Tensor:
-        """Returns the products with all vectors, by differentiating the gradient backward."""
-        pull: Any = vjp(self._gradient(batch), self._values())[1]
-        return self._over_rows(lambda vector: pull(self.vector.cut(vector))[0], vectors)
-
-    def _gradient(self, batch: Any) -> Callable[..., list[Tensor]]:
-        return grad(lambda values: self(values, batch))
-
-    def _values(self) -> list[Tensor]:
-        return [p.detach() for p in self.tensors]
-
-    def _over_rows(self, product: Callable[[Tensor], list[Tensor]], vectors: Tensor) -> Tensor:
-        def one(vector: Tensor) -> Tensor:
-            return self.vector.flat(product(vector))
-
-        return vmap(one, randomness="same")(vectors) if len(vectors) > 1 else one(vectors[0])[None]
 
 
 def _chosen(model: nn.Module, parameters: nn.Module | Iterable[Tensor] | None) -> list[Tensor]:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ..files import append_line, drop_cut_line, make_room, write_whole
 
 T = TypeVar("T")
+P = TypeVar("P")
 Header = dict[str, Any]
 Row = dict[str, Any]
 Rows = dict[int, Row]
@@ -59,36 +60,34 @@ def with_ending(path: Path, ending: str) -> Path:
 def complete(
     path: str | Path | None,
     header: Header,
-    groups: Sequence[range],
-    measure: Callable[[range], list[Any]],
+    points: Sequence[P],
+    measure: Callable[[P], Any],
     result: Callable[[Header, list[Row]], T],
     unit: str,
     progress: bool,
 ) -> T:
-    """Measures what is missing in the journal ``path``.jsonl, and returns the ``result`` of its header and all rows.
+    """Measures each point that is missing in the journal, and returns the ``result`` of its header and all rows.
 
-    The journal has a header, which holds all that the rows are a function of, and a line for each row: a call that was
-    cut goes on there, and rows under another header are refused. ``measure(group)`` returns what is measured for each
-    number of a group. At the end the result is saved at ``path``, without its ``seconds``, the time of all rows.
+    The journal, ``path``.jsonl, has a header, which holds all that the rows are a function of, and a line for each row,
+    in any order: a call that was cut goes on there, and rows under another header are refused. At the end the result is
+    saved at ``path``, without its ``seconds``, the time of all rows.
 
-    Processes that ``torchrun`` started share the groups out, with a file each until the end; all return the result.
+    Processes that ``torchrun`` started share the points out, with a file each until the end; all return the result.
     """
     path, header = None if path is None else Path(path), json.loads(json.dumps(header))  # as it will be read again
     with _processes() as (rank, count, union):
         rows = union({} if path is None else _rows(path, header))
         if path is not None:
             _begin(_file(path, rank), header)
-        missing = [group for group in groups if not rows.keys() >= {*group}][rank::count]
-        with progress_bar(sum(map(len, missing)), unit, progress and rank == 0) as done:
-            for group in missing:
+        missing = [index for index in range(len(points)) if index not in rows][rank::count]
+        with progress_bar(len(missing), unit, progress and rank == 0) as done:
+            for index in missing:
                 start = time.perf_counter()
-                found = measure(group)
-                seconds = (time.perf_counter() - start) / len(group)
-                for index in (index for index in group if index not in rows):
-                    rows[index] = {"measured": found[index - group.start], "seconds": seconds}
-                    if path is not None:
-                        append_line(_file(path, rank), _line(index, rows[index]))
-                done(len(group))
+                measured = measure(points[index])
+                rows[index] = {"measured": measured, "seconds": time.perf_counter() - start}
+                if path is not None:
+                    append_line(_file(path, rank), _line(index, rows[index]))
+                done(1)
         rows = dict(sorted(union(rows).items()))
         whole: Any = result(header, list(rows.values()))
         if path is not None and rank == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
@@ -13,16 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import vmap
+from torch import nn
 
 from ..core import stale
 from ..core.batchnorm import tracking_layers
-from ..core.checks import check_choice, check_count
-from .acceleration import Function, captured, compiled
+from ..core.checks import check_choice
+from .acceleration import Captured
 from .geometry import Axes, Directions, Geometry
 from .results import Header, Row, complete
-from .task import PRECISIONS, FunctionOfModel, Task, check_task, gather, seeded, unmoved
+from .task import PRECISIONS, Task, check_task, seeded, unmoved
 
 Array = NDArray[np.float64]
 Means = dict[str, tuple[float, float | None]]  # loss and error of each task
@@ -79,8 +77,6 @@ def evaluate(
     out: str | Path | None = None,
     progress: bool = True,
     precision: str = "fp32",
-    compile: bool = False,
-    together: int = 1,
     graph: bool = False,
     data: object = None,
 ) -> Surface:
@@ -94,11 +90,8 @@ def evaluate(
         out: points are written to ``out.jsonl`` as they are done, and the same call goes on where it was cut; at the
             end ``out.npz`` and ``out.json`` hold the result. Data and loss are yours to keep the same, see ``data``.
         precision: ``"fp32"`` without TF32, whatever torch's settings are; ``"tf32"``; or ``"bf16"``, by autocast.
-        compile: with ``torch.compile``: a minute at first, then faster on a GPU.
-        together: so many points in one pass, by vmap over their weights, which agrees up to rounding: for nets too
-            small to fill a GPU.
-        graph: the passes of a batch as CUDA graphs, where points go one by one: for nets whose operations are too short
-            for the host to keep up with. The data must be tensors, and the loss may not wait for the device.
+        graph: the passes of a batch as CUDA graphs, for nets whose operations are too short for the host to keep up
+            with. The data must be tensors, and the loss may not wait for the device.
         data: what the data are, as text or as JSON, for ``out.jsonl``: points of others are then not taken up.
 
     Under ``torchrun`` the points are shared out; every process returns the whole. Each point starts from the same
@@ -106,73 +99,41 @@ def evaluate(
     """
     check_choice("batchnorm", batchnorm, ("recompute", "interpolate", "keep"))
     check_choice("precision", precision, PRECISIONS)
-    check_count("together", together)
     model = _common_model(geometry, tasks)
     axes = geometry.grid() if grid is None else grid
     header = {**_header(geometry, tasks, axes, batchnorm), "precision": precision, "data": data}
     points = [*map(tuple, header["anchors"]), *product(*header["axes"])]
-    groups = [range(first, min(first + together, len(points))) for first in range(0, len(points), together)]
     with unmoved(model, precision=precision, stream=seeded(model)) as stream:
         tasks = {name: task.replaying(stream) for name, task in tasks.items()}
-        several = _Points(geometry, tasks, model, batchnorm, compile, graph, together > 1)
-        measure = lambda group: several.measure([points[index] for index in group])  # noqa: E731
-        return complete(out, header, groups, measure, _surface, "points", progress)
+        measure = _Points(geometry, tasks, model, batchnorm, graph)
+        return complete(out, header, points, measure, _surface, "points", progress)
 
 
 class _Points:
-    """Loads points into the model and measures them, one by one or in groups.
-
-    Those of a group are stacked: vmap goes over a leading dimension of every tensor of the model.
-    """
+    """Loads one point after another into the model, and measures loss and error of each task there."""
 
     def __init__(
-        self,
-        geometry: Geometry,
-        tasks: Mapping[str, Task],
-        model: nn.Module,
-        batchnorm: str,
-        compile: bool,
-        graph: bool,
-        stacked: bool,
+        self, geometry: Geometry, tasks: Mapping[str, Task], model: nn.Module, batchnorm: str, graph: bool
     ) -> None:
-        self.tasks, self.compile, self.graph = tasks, compile, graph
-        self.statistics = tasks.get("train", next(iter(tasks.values()))) if batchnorm == "recompute" else None
-        self.geometry = geometry.to(next(model.parameters()).device)
+        bare = _bare(model)
+        self.tasks = tasks
+        self.geometry = geometry.to(next(bare.parameters()).device)
         self.mode = "interpolate" if batchnorm == "interpolate" else "keep"
-        self.model, self.bare = model, _bare(model)
+        self.statistics = tasks.get("train", next(iter(tasks.values()))) if batchnorm == "recompute" else None
         self.targets = {
-            **dict(self.bare.named_buffers(remove_duplicate=False)),
-            **dict(self.bare.named_parameters(remove_duplicate=False)),
+            **dict(bare.named_buffers(remove_duplicate=False)),
+            **dict(bare.named_parameters(remove_duplicate=False)),
         }
-        self.layers = tracking_layers(self.bare)
-        self.counters = [t for layer in self.layers if (t := layer.num_batches_tracked) is not None]
-        alike = {id(counter) for counter in self.counters}
-        self.tensors = list({id(t): t for t in self.targets.values() if id(t) not in alike}.values())
-        self._choose(stacked)
+        counters = [t for layer in tracking_layers(bare) if (t := layer.num_batches_tracked) is not None]
+        faster: Callable[..., Any] = partial(Captured, counters=counters) if graph else lambda function: function
+        self.forward = faster(lambda inputs: model(inputs))
+        self.sums = {name: faster(partial(task.sums, model)) for name, task in tasks.items()}
 
-    def _choose(self, stacked: bool) -> None:
-        """Makes the functions of a batch, for one point or for several at once."""
-
-        def faster(one: Callable[[nn.Module, Any], Any]) -> Function:
-            plain = _over_points(self.bare, self.tensors, one) if stacked else partial(one, self.model)
-            made = compiled(plain) if self.compile else plain
-            return captured(made, plain, self.counters) if self.graph and not stacked else made
-
-        self.stacked = stacked
-        self.forward = faster(lambda model, inputs: model(inputs))
-        self.sums = {name: faster(task.sums) for name, task in self.tasks.items()}
-
-    def measure(self, points: Sequence[Sequence[float]]) -> list[Means]:
-        """Returns loss and error of each task at each point."""
-        if self.stacked:
-            try:
-                return self._together(points)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                print(f"points go one by one, because vmap does not serve this model: {error}", file=sys.stderr)
-                self._choose(stacked=False)
-        return [self._alone(point) for point in points]
+    def __call__(self, point: Sequence[float]) -> Means:
+        self._load(point)
+        if self.statistics is not None:
+            self.statistics.recompute_batchnorm(self.forward)
+        return {name: task.measure(self.sums[name]) for name, task in self.tasks.items()}
 
     @torch.no_grad()
     def _load(self, point: Sequence[float]) -> None:
@@ -181,37 +142,6 @@ class _Points:
             if state:
                 torch._foreach_copy_([self.targets[name] for name in state], list(state.values()))
         stale.forget()
-
-    def _alone(self, point: Sequence[float]) -> Means:
-        self._load(point)
-        if self.statistics is not None:
-            self.statistics.recompute_batchnorm(self.forward)
-        return {name: task.measure(self.sums[name]) for name, task in self.tasks.items()}
-
-    def _together(self, points: Sequence[Sequence[float]]) -> list[Means]:
-        loaded = []
-        for point in points:
-            self._load(point)
-            loaded.append([t.detach().clone() for t in self.tensors])
-        values = [torch.stack(tensors) for tensors in zip(*loaded, strict=True)]
-        if self.statistics is not None and self.layers:
-            place = {id(t): value for t, value in zip(self.tensors, values, strict=True)}
-            moved = [place[id(t)] for layer in self.layers for t in (layer.running_mean, layer.running_var)]
-            inputs = self.statistics.inputs_for_batchnorm()
-            if not gather(self.bare, inputs, lambda given: self.forward(values, given), moved):
-                raise ValueError("a batch-norm layer runs more than once in a pass")
-        found: list[Means] = [{} for _ in points]
-        for name, task in self.tasks.items():
-            sums, count = task.total(partial(self.sums[name], values))
-            for measured, of_point in zip(found, sums, strict=True):
-                measured[name] = task.means(of_point, count)
-        return found
-
-
-def _over_points(model: nn.Module, tensors: list[Tensor], function: Callable[[nn.Module, Any], Any]) -> Function:
-    """Returns ``function(model, batch)`` as a function of stacked tensors and a batch."""
-    whole = FunctionOfModel(model, function, tensors)
-    return lambda values, batch: vmap(lambda point: whole.called_with(point, batch), randomness="same")(values)
 
 
 def _common_model(geometry: Geometry, tasks: Mapping[str, Task]) -> nn.Module:

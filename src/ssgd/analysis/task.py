@@ -74,9 +74,10 @@ class Task:
     def measure(self, sums: Callable[[Any], Tensor] | None = None) -> tuple[float, float | None]:
         """Returns the mean loss over all samples, in double precision, and the share of wrong answers in percent.
 
-        ``sums(batch)`` replaces ``self.sums(self.model, batch)``, such as by a compiled function.
+        ``sums(batch)`` replaces ``self.sums(self.model, batch)``, such as by a captured function.
         """
-        return self.means(*self.total(sums or (lambda batch: self.sums(self.model, batch))))
+        (loss, wrong, answers), count = self.total(sums or (lambda batch: self.sums(self.model, batch)))
+        return loss / count, 100 * wrong / answers if self.counts_errors else None
 
     def sums(self, model: nn.Module, batch: Any) -> Tensor:
         """Returns sums over a batch, on its device: the loss of all samples, the wrong answers, the answers."""
@@ -93,7 +94,7 @@ class Task:
 
     @torch.no_grad()
     def total(self, sums: Callable[[Any], Tensor]) -> tuple[Any, int]:
-        """Returns the sum of ``sums(batch)``, of one model or several, over all batches, and the number of samples."""
+        """Returns the sum of ``sums(batch)`` over all batches, and the number of samples."""
         total, count = None, 0
         for batch in self.batches:
             found = sums(batch)
@@ -103,20 +104,13 @@ class Task:
             raise ValueError(NO_BATCHES)
         return total.tolist(), count
 
-    def means(self, sums: Sequence[float], count: int) -> tuple[float, float | None]:
-        """Turns the sums of a model over ``count`` samples into the result of ``measure()``."""
-        loss, wrong, answers = sums
-        return loss / count, 100 * wrong / answers if self.counts_errors else None
-
     def recompute_batchnorm(self, forward: Callable[[Any], Any] | None = None) -> None:
         """Gathers batch-norm's statistics of the weights as they are now: the mean of those of all batches.
 
-        ``forward(inputs)`` replaces the model, such as by a compiled function.
+        ``forward(inputs)`` replaces the model, such as by a captured function.
         """
         model = bare(self.model)
-        layers = tracking_layers(model)
-        statistics = [t for layer in layers for t in (layer.running_mean, layer.running_var) if t is not None]
-        if layers and not gather(model, self.inputs_for_batchnorm(), forward or model, statistics):
+        if tracking_layers(model) and not gather(model, self.inputs_for_batchnorm(), forward or model):
             recompute_bn(model, self.inputs_for_batchnorm())
 
     def replaying(self, stream: Snapshot) -> Task:
@@ -130,13 +124,14 @@ class Task:
 
 
 @torch.no_grad()
-def gather(model: nn.Module, inputs: Iterable[Any], forward: Callable[[Any], object], statistics: list[Tensor]) -> bool:
-    """Sets ``statistics``, which ``forward(inputs)`` moves, to their mean over all inputs, as torch's ``update_bn``.
+def gather(model: nn.Module, inputs: Iterable[Any], forward: Callable[[Any], object]) -> bool:
+    """Sets batch-norm's statistics to the mean of those that ``forward(inputs)`` leaves, as torch's ``update_bn``.
 
     The device is not waited for until the end. Returns False where a layer runs more than once in a pass: of its
     statistics only the last would count.
     """
     layers, modes = tracking_layers(model), {module: module.training for module in model.modules()}
+    statistics = [t for layer in layers for t in (layer.running_mean, layer.running_var) if t is not None]
     momenta = [layer.momentum for layer in layers]
     counters = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
     device = statistics[0].device
@@ -213,41 +208,6 @@ class WeightVector:
     def cut(self, vector: Tensor) -> list[Tensor]:
         """Returns the parts of a vector in the weights' shapes."""
         return [part.view(t.shape) for part, t in zip(torch.split(vector, self.sizes), self.tensors, strict=True)]
-
-
-class FunctionOfModel(nn.Module):
-    """``function(model, batch)`` as a module of the batch, which functional_call() can call with other tensors."""
-
-    def __init__(self, model: nn.Module, function: Callable[[nn.Module, Any], Any], tensors: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self.function = function
-        self._index = _names(self, tensors)
-
-    def forward(self, batch: Any) -> Any:
-        return self.function(self.model, batch)
-
-    def called_with(self, values: Sequence[Tensor], batch: Any) -> Any:
-        """Calls the function with ``values`` in place of ``tensors``, tied ones in all their places."""
-        given = {name: values[index] for name, index in self._index.items()}
-        return torch.func.functional_call(self, given, (batch,), tie_weights=False)
-
-
-def _names(module: nn.Module, tensors: Sequence[Tensor]) -> dict[str, int]:
-    """Returns the number of a tensor under all its names, but for those of a module that was met before.
-
-    functional_call() does not restore a module that it meets twice.
-    """
-    number = {id(t): i for i, t in enumerate(tensors)}
-    return {
-        f"{path}.{name}": number[id(t)]
-        for path, inner in module.named_modules()
-        for name, t in (
-            *inner.named_parameters(recurse=False, remove_duplicate=False),
-            *inner.named_buffers(recurse=False, remove_duplicate=False),
-        )
-        if id(t) in number
-    }
 
 
 @contextmanager

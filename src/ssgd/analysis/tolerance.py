@@ -26,7 +26,7 @@ from ..core.batchnorm import tracking_layers
 from ..core.checks import check_choice, check_count, check_seed
 from ..core.noise import mix
 from ..core.parallel import bare
-from .acceleration import captured, widest
+from .acceleration import Captured, widest
 from .damage import DAMAGES, Damage, Weights, float_tensors, noisy_inputs
 from .results import Header, Row, complete
 from .task import NO_BATCHES, PRECISIONS, Task, check_task, samples, seeded, unmoved
@@ -152,9 +152,7 @@ def tolerance(
             "digest": _digest(model, measurement.weights),
             "data": data,
         }
-        each = [range(number, number + 1) for number in range(len(points))]
-        measure = lambda group: [measurement(*points[index]) for index in group]  # noqa: E731
-        return complete(out, header, each, measure, _result, "evaluations", progress)
+        return complete(out, header, points, measurement, _result, "evaluations", progress)
 
 
 def tolerance_of(task: Task, draws: int = 10) -> dict[str, Any]:
@@ -174,12 +172,13 @@ class _Measurement:
         self.columns = [AS_IS, RECALIBRATED] if layers else [AS_IS]
         self.inputs, self.recalibration = _few(task, recalibrate) if layers else ([], 0)
         counters = [layer.num_batches_tracked for layer in layers if layer.num_batches_tracked is not None]
-        faster: Callable[..., Any] = partial(captured, counters=counters) if graph else lambda function: function
+        faster: Callable[..., Any] = partial(Captured, counters=counters) if graph else lambda function: function
         self.sums = faster(lambda batch: _sums(task, batch))
         self.forward = faster(lambda inputs: task.model(inputs))
 
-    def __call__(self, name: str, strength: float, draw: int) -> list[list[float | None]]:
-        """Returns the figures of each column."""
+    def __call__(self, point: tuple[str, float, int]) -> list[list[float | None]]:
+        """Returns the figures of each column, for a damage, its strength and the draw."""
+        name, strength, draw = point
         if self.statistics:
             torch._foreach_copy_(self.statistics, self.trained)
         damage = DAMAGES.get(name)

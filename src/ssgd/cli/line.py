@@ -52,16 +52,6 @@ def add_grid(parser: argparse.ArgumentParser, points: int, margin: float) -> Non
         help="How batch-norm's statistics are found at each point (default: recompute).",
     )
     add_precision(parser, bf16=True)
-    parser.add_argument(
-        "--together",
-        type=int,
-        default=1,
-        metavar="N",
-        help="Takes N points in one pass, for nets that leave a GPU idle.",
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="Compiles the passes by torch.compile: a minute at first, then faster."
-    )
     add_graph(parser)
 
 
@@ -80,7 +70,7 @@ def evaluated(through: Callable[..., Line | Plane], options: argparse.Namespace,
     names = short_names([one.name for one in found])
     parts = tasks(found[0], execution(options), options.limit, large=True)
     geometry = through(*(one.state for one in found), parts["train"].model, names=names)
-    same = ("batchnorm", "precision", "together", "compile", "graph")
+    same = ("batchnorm", "precision", "graph")
     surface = evaluate(
         geometry,
         parts,
