@@ -25,7 +25,7 @@ from measure import Row, report
 from ssgd import SSGD
 from ssgd.analysis import Task, find_level
 from ssgd.lab import models
-from ssgd.lab.data.digits import DigitSplit, digits
+from ssgd.lab.data import ImageSet, digits
 
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)
 BATCH = 20
@@ -132,7 +132,7 @@ def trained(
 
 
 @torch.no_grad()
-def accuracy(net: nn.Module, data: DigitSplit) -> float:
+def accuracy(net: nn.Module, data: ImageSet) -> float:
     net.eval()
     return 100 * (net(data.test_images).argmax(1) == data.test_labels).double().mean().item()
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from ssgd.jax import symmetric
-from ssgd.lab.data.digits import digits
+from ssgd.lab.data import digits
 
 
 def init(key):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ssgd import SSGD
-from ssgd.lab.data.digits import digits
+from ssgd.lab.data import digits
 from ssgd.lab.models import build
 
 BATCH = 500

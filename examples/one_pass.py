@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ssgd import SSGD
-from ssgd.lab.data.digits import digits
+from ssgd.lab.data import digits
 from ssgd.lab.models import build
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ssgd.lab.data import DigitSplit, digits
+from ssgd.lab.data import ImageSet, digits
 
 
-def everything(split: DigitSplit) -> torch.Tensor:
+def everything(split: ImageSet) -> torch.Tensor:
     """One row an image, its label in the last column."""
     images = torch.cat([split.train_images, split.test_images]).flatten(1)
     labels = torch.cat([split.train_labels, split.test_labels])

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ssgd import select
 from ssgd.analysis import LevelCurve, Task, find_level, load, save, symmetric_excess
-from ssgd.lab.data.digits import digits
+from ssgd.lab.data import digits
 from tests.problems import convnet, images, mlp, vectors, weights
 
 ONES = [torch.ones(3, dtype=torch.float64), torch.ones(1, dtype=torch.float64)]

@@ -80,5 +80,5 @@ def test_evaluation_leaves_every_module_in_its_mode():
     seen = []
     frozen.register_forward_hook(lambda *_: seen.append(net.training))
     batch = torch.randn(4, 1, 8, 8), torch.randint(10, (4,))
-    Images.count(net, [batch], nullcontext, torch.device("cpu"))
+    Images().count(net, [batch], nullcontext, torch.device("cpu"))
     assert seen == [False] and net.training and not frozen.training

@@ -11,7 +11,7 @@ import torch
 
 from ssgd.cli.fields import recipe_of
 from ssgd.cli.main import main
-from ssgd.lab.data.digits import digit_images
+from ssgd.lab.data import digit_images
 from ssgd.lab.experiments.tuning import halving, shortened
 from ssgd.lab.train import Recipe, find_runs
 
@@ -205,7 +205,7 @@ def test_the_test_images_change_nothing(here, capsys, monkeypatch):
     as_it_is = tuned(capsys, *words)
     images = digit_images()
     empty = {part: torch.zeros_like(getattr(images, part)) for part in ("test_images", "test_labels")}
-    monkeypatch.setattr(sys.modules[digit_images.__module__], "digit_images", lambda: replace(images, **empty))
+    monkeypatch.setattr("ssgd.lab.data.registry.digit_images", lambda: replace(images, **empty))
     assert tuned(capsys, *words, "out=others").replace(" out=others", "") == as_it_is
 
 

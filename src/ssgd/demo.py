@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from ssgd import SSGD
 from ssgd.analysis import Line, Task, Tolerance, draw_line, draw_spectrum, evaluate, spectrum, tolerance
 from ssgd.lab.columns import in_columns
-from ssgd.lab.data.digits import digits
+from ssgd.lab.data import digits
 from ssgd.methods import OneSided
 
 CURVE_POINTS = 10  # the test set is far larger than the training set: looking every epoch would take half the time

@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..analysis.task import Task
 from ..core.checks import check_count
 from . import models
 from .data.preprocess import Preprocess, from_json
@@ -20,6 +19,9 @@ from .train.evaluating import tasks_of
 from .train.job import Sources
 from .train.recipe import Execution, Recipe
 from .train.rundir import RunDir, check_unchanged, of_model, of_words
+
+if TYPE_CHECKING:
+    from ..analysis.task import Task
 
 
 @dataclass(frozen=True)

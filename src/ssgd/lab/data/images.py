@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +59,29 @@ def draw_held_out(images: int, count: int, seed: int = 0) -> tuple[Tensor, Tenso
         raise ValueError(f"hold out between 1 and {images - 1} of the {images} training images, not {count}")
     order = torch.randperm(images, generator=torch.Generator().manual_seed(seed))
     return order[:count].sort().values, order[count:].sort().values
+
+
+def digit_images(train: int = 1000, seed: int = 0) -> ImageSet:
+    """Draws ``train`` of the package's 1,797 handwritten digits for training; all the others are the test set.
+
+    They are images of 1×8×8 in bytes from 0 to 16; source and licence are in digits.LICENSE.txt.
+    """
+    with files("ssgd.lab.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
+        images, labels = torch.from_numpy(arrays["images"]).unsqueeze(1), torch.from_numpy(arrays["labels"]).long()
+    if not 1 <= train < len(labels):
+        raise ValueError(
+            f"train must lie between 1 and {len(labels) - 1}, so that both parts hold images; got {train}."
+        )
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    chosen, rest = order[:train], order[train:]
+    parts = images[chosen], labels[chosen], images[rest], labels[rest]
+    return ImageSet("digits", *parts, classes=10, flip=False, padding=1)
+
+
+def digits(train: int, seed: int) -> ImageSet:
+    """Draws the same split with the images as numbers from 0 to 1, for loops of your own."""
+    found = digit_images(train, seed)
+    return replace(found, train_images=found.train_images.float() / 16, test_images=found.test_images.float() / 16)
 
 
 def fake_images(train: int = 512, test: int = 128, classes: int = 10) -> ImageSet:

@@ -8,7 +8,7 @@ from typing import Any
 from ssgd.imported import imported
 from ssgd.lab.data.batches import Options, Source
 from ssgd.lab.data.download import data_folder
-from ssgd.lab.data.images import DeviceImages, ImageSet, fake_images
+from ssgd.lab.data.images import DeviceImages, ImageSet, digit_images, fake_images
 
 __all__ = ["NAMES", "NORMALISED", "SPEECH", "Options", "Source", "check_name", "load"]
 
@@ -70,8 +70,6 @@ def _root(name: str, folder: str | Path | None) -> Path:
 
 def _images(name: str, wanted: Options) -> ImageSet:
     if name == "digits":
-        from ssgd.lab.data.digits import digit_images
-
         return digit_images()
     if name == "fake":
         return fake_images()
