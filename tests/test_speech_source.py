@@ -247,7 +247,7 @@ def test_frames_in_files_give_the_same_batches_and_are_made_once(tmp_path):
         for ours, theirs in zip(source.epoch(0, 0).batch(1, 4), expected, strict=True):
             assert torch.equal(ours, theirs)
     assert {path.name for path in (tmp_path / "frames").iterdir()} == {
-        f"tones-{part}.f32{end}" for part in ("train", "valid", "test") for end in ("", ".json")
+        f"tones-{part}.pt" for part in ("train", "valid", "test")
     }
 
 
@@ -271,14 +271,13 @@ def test_frames_in_files_are_made_again_when_something_changed(tmp_path):
         made = [Utterance(key, "AB", (), "s", f"list:{row}") for row, key in enumerate(("1", "-1"), 1)]
         SpeechSource(Corpus("b", made, [], [], features), frames_folder=tmp_path / "frames")
     assert not list((tmp_path / "frames").glob("b-*"))  # nothing half-made is left
-    frames = tmp_path / "frames" / "a-train.f32"
-    frames.write_bytes(frames.read_bytes()[:-4])
-    assert calls(Clip(path)) == 2
-    index = tmp_path / "frames" / "a-train.f32.json"
-    key = json.loads(index.read_text())["key"]
-    other = "[" * 10**5, "[]", json.dumps({"key": key}), json.dumps({"key": key, "lengths": [None], "failed": 3})
-    for content in ("", index.read_text()[:20], *other):
-        index.write_text(content)
+    file = tmp_path / "frames" / "a-train.pt"
+    content, found = file.read_bytes(), torch.load(file)
+    for damaged in (content[:-4], content[:20], b""):
+        file.write_bytes(damaged)
+        assert calls(Clip(path)) == 2
+    for other in ([], {"key": found["key"]}, {**found, "lengths": [None]}, {**found, "failed": 3}):
+        torch.save(other, file)
         assert calls(Clip(path)) == 2
     assert calls(Clip(tmp_path / ("yes " * 100))) == 2  # longer than a name may be
 
@@ -357,7 +356,7 @@ def test_wsj_from_its_discs(tmp_path):
         (top / f"{stem[:6]}00.dot").write_text(f"Yes ({stem})\n")
     source = by_name("wsj", tmp_path)
     assert sizes(source) == [2, 1, 1] and source.channels == 40
-    assert (tmp_path / "frames" / "wsj-train.f32").stat().st_size == 2 * 48 * 40 * 4
+    assert (tmp_path / "frames" / "wsj-train.pt").stat().st_size > 2 * 48 * 40 * 4
 
 
 def manifest(path, rows):

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ssgd.files import write_whole
 from ssgd.lab.data.faults import Faults, Unusable
 from ssgd.lab.data.speech.ctc import Alphabet, frames_needed
 from ssgd.lab.data.speech.utterances import Features, Utterance
 
 LEAST = 1e-3  # the smallest deviation divided by: a feature that does not move stays where it is
-
-Failed = dict[int, tuple[str, str]]  # by the number of an utterance without features, the kind of fault and a sentence
 
 
 @dataclass(frozen=True)
@@ -88,68 +88,44 @@ def gathered(
     """Computes the features of utterances; those that have none go to ``faults``.
 
     Returns the numbers of the others, all their frames one after the other (time, features), and how many each has.
-    With ``file`` the frames are written there, and a later call for the same utterances, unchanged, takes them from
-    there.
+    With ``file`` the frames are written there, and read from there as they are asked for. A later call for the same
+    utterances, unchanged, takes them from there.
     """
-    if file is None:
-        parts: list[Tensor] = []
-        lengths, failed = _computed(utterances, features, faults, parts.append)
-        frames = torch.cat(parts) if parts else torch.empty(0, features.count)
+    key = "" if file is None else _key(utterances, features)
+    found = None if file is None else _kept(file, key)
+    if found is not None:
+        for number, (kind, why) in found["failed"].items():
+            faults.add(utterances[number].place, Unusable(kind, why))
     else:
-        lengths, failed, frames = _on_disk(utterances, features, faults, file)
-    return [number for number in range(len(utterances)) if number not in failed], frames, lengths
+        found = {"key": key, **_computed(utterances, features, faults)}
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, partial(torch.save, found))
+            found = _kept(file, key) or found
+    numbers = [number for number in range(len(utterances)) if number not in found["failed"]]
+    return numbers, found["frames"], found["lengths"]
 
 
-def _computed(
-    utterances: Sequence[Utterance], features: Features, faults: Faults, keep: Callable[[Tensor], object]
-) -> tuple[list[int], Failed]:
-    lengths, failed = [], {}
+def _computed(utterances: Sequence[Utterance], features: Features, faults: Faults) -> dict[str, Any]:
+    """Returns the frames of all utterances, the length of each, and by number the faults of those without."""
+    parts, failed = [], {}
     for number, utterance in enumerate(utterances):
         try:
-            frames = features(utterance)
+            parts.append(features(utterance))
         except Unusable as fault:
             faults.add(utterance.place, fault)
             failed[number] = fault.kind, str(fault)
-        else:
-            keep(frames)
-            lengths.append(len(frames))
-    return lengths, failed
+    frames = torch.cat(parts) if parts else torch.empty(0, features.count)
+    return {"frames": frames, "lengths": list(map(len, parts)), "failed": failed}
 
 
-def _on_disk(
-    utterances: Sequence[Utterance], features: Features, faults: Faults, file: Path
-) -> tuple[list[int], Failed, Tensor]:
-    index, key = file.with_name(file.name + ".json"), _key(utterances, features)
-    known = _known(index, key)
-    if known and file.exists() and file.stat().st_size == 4 * features.count * sum(known[0]):
-        lengths, failed = known
-        for number, (kind, why) in failed.items():
-            faults.add(utterances[number].place, Unusable(kind, why))
-    else:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        drafts = [path.with_name(f"{path.name}.{os.getpid()}") for path in (file, index)]  # every rank its own
-        try:
-            with drafts[0].open("wb") as to:
-                lengths, failed = _computed(utterances, features, faults, lambda made: to.write(made.numpy().tobytes()))
-            drafts[1].write_text(json.dumps({"key": key, "lengths": lengths, "failed": list(failed.items())}))
-            os.replace(drafts[0], file)
-            os.replace(drafts[1], index)
-        finally:
-            for draft in drafts:
-                draft.unlink(missing_ok=True)
-    shape = sum(lengths), features.count
-    frames = torch.from_file(str(file), shared=False, size=shape[0] * shape[1]) if lengths else torch.empty(0)
-    return lengths, failed, frames.view(shape)
-
-
-def _known(index: Path, key: str) -> tuple[list[int], Failed] | None:
-    """Reads lengths and faults that an earlier call wrote for ``key``; none where the file is not as it was written."""
+def _kept(file: Path, key: str) -> dict[str, Any] | None:
+    """Opens what an earlier call wrote for ``key``; none where the file is not there, or not as it was written."""
     try:
-        found = json.loads(index.read_text())
-        if found["key"] != key:
-            return None
-        return [int(n) for n in found["lengths"]], {int(n): (str(kind), str(why)) for n, (kind, why) in found["failed"]}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        found: dict[str, Any] = torch.load(str(file), mmap=True, weights_only=True)
+        whole = len(found["frames"]) == sum(found["lengths"]) and isinstance(found["failed"], dict)
+        return found if found["key"] == key and whole else None
+    except Exception:  # of a damaged file nearly any
         return None
 
 

@@ -59,7 +59,7 @@ class SpeechSource(batches.Source):
                 self.alphabet,
                 subsampling,
                 faults,
-                folder and folder / f"{corpus.name}-{name}.f32",
+                folder and folder / f"{corpus.name}-{name}.pt",
             )
             for name, utterances in (("train", corpus.train), ("valid", corpus.valid), ("test", corpus.test))
         }
