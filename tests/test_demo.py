@@ -18,7 +18,7 @@ def small_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "DAMAGED_SETTING", replace(demo.DAMAGED_SETTING, train_images=100, epochs=1))
 
 
-def test_tables_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "demo.png"
     before = torch.get_rng_state()
@@ -26,9 +26,7 @@ def test_tables_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     printed = capsys.readouterr().out
     assert torch.equal(before, torch.get_rng_state())
-    for file in (picture, tmp_path / "demo-line.png", tmp_path / "demo-spectra.png"):
-        assert file.read_bytes().startswith(b"\x89PNG")
-    assert printed.count("the Hessian's largest eigenvalue is") == 2
+    assert picture.read_bytes().startswith(b"\x89PNG")
     for method in demo.METHODS:
         (run,) = runs[method]
         assert [epoch for epoch, _ in run.curve] == list(range(1, 2 * method.epochs + 1))

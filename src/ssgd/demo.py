@@ -1,4 +1,4 @@
-"""SGD against S-SGD on a toy: ``python -m ssgd.demo`` prints a table and draws pictures in a minute or two.
+"""SGD against S-SGD on a toy: ``python -m ssgd.demo`` prints two tables and draws a picture in a minute or two.
 
 A small convolutional net learns 8×8 handwritten digits from 100 images; the other 1,697 are the test set. Each seed
 gives one split, one initialisation and one data order, and all methods share them, so differences are paired.
@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssgd import SSGD
-from ssgd.analysis import Line, Task, Tolerance, draw_line, draw_spectrum, evaluate, spectrum, tolerance
+from ssgd.analysis import Task, Tolerance, tolerance
 from ssgd.lab.columns import in_columns
 from ssgd.lab.data import digits
 from ssgd.methods import OneSided
@@ -99,18 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> tuple[Runs, Tolerances]:
     options = parse(arguments)
     runs: dict[Method, list[Run]] = {method: [] for method in METHODS}
     tolerances: dict[Method, list[Tolerance]] = {method: [] for method in DAMAGED}
-    minima: dict[str, nn.Module] = {}
     todo = jobs(options)
-    for (function, method, seed, _), result in with_progress(done(todo, options.processes), len(todo)):
+    for (function, method, *_), result in with_progress(done(todo, options.processes), len(todo)):
         if function is damage:
             tolerances[method].append(result)
         else:
             runs[method].append(result[0])
-            if seed == 0 and method in (SGD, BOTH):
-                minima[method.name] = result[1]
     print(table(runs, options), tolerance_table(tolerances), sep="\n")
     draw(runs, tolerances, options)
-    look(minima, options)
     print(what_next())
     return runs, tolerances
 
@@ -183,20 +179,19 @@ def train(method: Method, seed: int, setting: Setting) -> tuple[Run, nn.Module]:
 def damage(method: Method, seed: int, setting: Setting) -> Tolerance:
     """Trains a net, and measures it under noise on its weights, the same for all methods."""
     data, (_, model) = digits(setting.train_images, seed), train(method, seed, setting)
-    judged = task(model, data.test_images, data.test_labels, recalibrate_on=data.train_images)
-    return tolerance(judged, {"noise": RATIOS}, draws=DRAWS, seed=seed, progress=False)
-
-
-def task(model: nn.Module, images: Tensor, labels: Tensor, recalibrate_on: Tensor | None = None) -> Task:
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1])
 
     def loss_and_wrong(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         answers: Tensor = model(batch[0])
         return F.cross_entropy(answers, batch[1]), (answers.argmax(1) != batch[1]).sum()
 
-    as_trained = None if recalibrate_on is None else [recalibrate_on]
-    return Task(model, loss, [(images, labels)], loss_and_wrong=loss_and_wrong, as_trained=as_trained)
+    judged = Task(
+        model,
+        lambda model, batch: loss_and_wrong(model, batch)[0],
+        [(data.test_images, data.test_labels)],
+        loss_and_wrong=loss_and_wrong,
+        as_trained=[data.train_images],
+    )
+    return tolerance(judged, {"noise": RATIOS}, draws=DRAWS, seed=seed, progress=False)
 
 
 def step(model: nn.Module, optimizer: SSGD, images: Tensor, labels: Tensor, way: str) -> None:
@@ -340,28 +335,6 @@ def draw_band(panel: Any, x: list[float], by_seed: list[list[float]], method: Me
     panel.fill_between(x, middle - error, middle + error, color=method.color, alpha=0.15, linewidth=0)
 
 
-def look(minima: dict[str, nn.Module], options: argparse.Namespace) -> None:
-    """The straight line between the two solutions of the first seed, and the spectra of their Hessians."""
-    data, model = digits(options.train_images, 0), net(0, Setting.width)
-    tasks = {
-        "train": task(model, data.train_images, data.train_labels),
-        "test": task(model, data.test_images, data.test_labels),
-    }
-    sgd, both = (minima[method.name].state_dict() for method in (SGD, BOTH))
-    line = Line(sgd, both, model, names=(SGD.name, BOTH.name))
-    surface = evaluate(line, tasks, line.grid(21), progress=False)
-    train_images = data.train_images, data.train_labels
-    spectra = {name: spectrum(task(solution, *train_images), steps=40, probes=2) for name, solution in minima.items()}
-    for name, found in spectra.items():
-        print(f"{name}, seed 0: the Hessian's largest eigenvalue is {found.largest:.2f} on the training images.")
-    try:
-        draw_line(surface, beside(options.out, "-line.png"))
-        draw_spectrum(spectra, beside(options.out, "-spectra.png"))
-    except ImportError:
-        return  # draw() has said so
-    print(f"Pictures: {beside(options.out, '-line.png')}, {beside(options.out, '-spectra.png')}")
-
-
 def what_next() -> str:
     """The commands that lead on from here, as they can be typed."""
     inside = Path(sys.executable).is_relative_to(Path.cwd())  # as after `make demo`
@@ -371,10 +344,6 @@ def what_next() -> str:
         f"Next: `{ssgd} doctor` says what this machine offers;\n"
         f"`{ssgd} compare --model my.module:build --data folder/` compares them on your own images."
     )
-
-
-def beside(out: Path, ending: str) -> Path:
-    return out.with_name(out.stem + ending)
 
 
 def with_progress(results: Iterator[tuple[Job, Any]], count: int) -> Iterable[tuple[Job, Any]]:
