@@ -503,6 +503,13 @@ def test_a_curve_says_of_how_many_seeds_it_is():
     assert drawn(broken, broken) == ("SGD", 88)
 
 
+def test_no_line_is_drawn_over_levels_that_the_paper_does_not_tell():
+    first = charts_of(PARTS["figA2"], Judge(known()).outcomes(PARTS["figA2"]), known(), Measured())[0]["panels"][0]
+    (theirs,) = first["series"]
+    assert [x for x, *y in theirs["points"] if y != [None]] == [0.0, 0.8, 0.9, 1.0]
+    assert theirs["points"][1] == [0.8, None]
+
+
 def test_without_a_line_figure_2_is_a_section_of_figure_7s_plane(tmp_path):
     write_results(tmp_path)
     shutil.rmtree(tmp_path / "fig2")

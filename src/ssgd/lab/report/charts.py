@@ -25,7 +25,10 @@ SPECTRA = {"figA4": ("base",), "figA5": ("both",), "figA6": ("base", "both")}  #
 SOLUTIONS = {"base": "SGD", "both": "S-SGD"}
 WHOLE_SPECTRUM = (10_000, 90, 5)  # images, steps and probes; one of less is small
 UNITS = {"accuracy": "points of accuracy", "wer": "points of word error rate", "bits": "bits per character"}
-BESIDE = "Hollow, dashed: the paper. Filled: ours, mean ± standard deviation; small dots are single seeds."
+BESIDE = (
+    "Grey, hollow, dashed: the paper. In colour: ours, mean ± standard deviation, hollow where it is of one seed; "
+    "small dots are single seeds."
+)
 GAINS = (
     "To the right is better. Blue: as many passes as {base}; orange: more. Bars are 95 % intervals by the spread of "
     "all differences from that base, small dots single seeds. Hollow diamonds: the paper's gain."
@@ -87,6 +90,7 @@ def cell_panels(part: Experiment, outcomes: Sequence[Outcome]) -> list[Chart]:
     """A panel for each row of the part, or each column where the x are names: the paper's curve and our points."""
     placed = [o for o in outcomes if o.cell.x is not None and not o.cell.ours]
     papers = targets()["fig3_noise_level"]["curves"]["S-SGD"] if part.name == "noise_units" else []
+    xs = sorted({o.cell.x for o in placed if o.cell.x is not None})
     found = []
     for name in dict.fromkeys(_panel_of(part, o.cell) for o in placed):
         mine = [o for o in placed if _panel_of(part, o.cell) == name]
@@ -95,6 +99,7 @@ def cell_panels(part: Experiment, outcomes: Sequence[Outcome]) -> list[Chart]:
                 continue
             mine = [o for o in placed if o.cell is base] + mine
         theirs = [(o.cell.x, o.cell.paper, o.cell.spread) for o in mine if o.cell.paper is not None]
+        theirs = _with_gaps(theirs, xs)
         theirs += [(point["level"], point["mean"], point["half_width"]) for point in papers]
         means, own = ([at for o in mine for at in ours(which(o), o.cell.x)] for which in (_primary, _secondary))
         second = series("the training's own statistics", own, "own") if papers else None
@@ -164,14 +169,9 @@ def chosen_spectra(name: str, measured: Measured) -> dict[str, Spectrum]:
     return {label: s for (of, label), s in measured.spectra.items() if of in SPECTRA and label in SPECTRA[name]}
 
 
-def size_of(spectrum: Spectrum) -> tuple[int, int, int]:
-    """Returns the number of images that the Hessian is of, of Lanczos' steps, and of probes."""
-    probes, steps = spectrum.values.shape
-    return spectrum.samples, steps, probes
-
-
 def is_small(spectrum: Spectrum) -> bool:
-    return any(mine < whole for mine, whole in zip(size_of(spectrum), WHOLE_SPECTRUM, strict=True))
+    probes, steps = spectrum.values.shape
+    return any(mine < whole for mine, whole in zip((spectrum.samples, steps, probes), WHOLE_SPECTRUM, strict=True))
 
 
 def densities(spectra: dict[str, Spectrum]) -> list[Chart]:
@@ -185,8 +185,7 @@ def densities(spectra: dict[str, Spectrum]) -> list[Chart]:
     for label, spectrum in spectra.items():
         _, density, _ = spectrum.density(grid, span / 100)
         points = [(x, d if d > 1e-8 else None) for x, d in zip(grid.tolist(), density.tolist(), strict=True)]
-        samples, steps, probes = size_of(spectrum)
-        size = f" (small: {samples:,} images, {steps} steps, {probes} probes)" if is_small(spectrum) else ""
+        size = f" (small: {spectrum.samples:,} images)" if is_small(spectrum) else ""
         drawn.append(series(SOLUTIONS[label] + size, points, line=True))
     return [panel("", *drawn)]
 
@@ -285,6 +284,16 @@ def passes_chart(found: Sequence[Outcome]) -> Chart:
         "caption": "Means ± standard deviations of the methods with several seeds.",
         "panels": [panel(f"{passes:g} passes", *drawn) for passes, drawn in panels.items()],
     }
+
+
+def _with_gaps(points: list[Point], xs: list[float]) -> list[Point]:
+    """No line is drawn between points that have another x of the chart between them."""
+    found: list[Point] = []
+    for point in points:
+        if found and xs.index(point[0]) - xs.index(found[-1][0]) > 1:
+            found.append((point[0], None))
+        found.append(point)
+    return found
 
 
 def _panel_of(part: Experiment, cell: Cell) -> str:

@@ -30,7 +30,7 @@ function drawPanel(chart, panel, size) {
   const colours = panel.series.map((series, i) => COLOURS[series.who] ?? `var(--c${names ? i % 8 : 0})`);
   panel.series.forEach((series, i) => svg.append(drawSeries(series, x, y, colours[i])));
   if (names) nameCurves(svg, panel, x, y, colours, box);
-  else if (!chart.missing) nameByMarks(svg, panel, colours, box);
+  else if (!chart.missing) nameByMarks(svg, panel, x, y, colours, box);
   if (chart.missing) text(svg, box.width - box.right - 8, box.height - box.bottom - 12, chart.missing, { "text-anchor": "end", class: "empty" });
   const cross = element("line", { class: "cross", y1: box.top, y2: box.height - box.bottom });
   svg.append(cross);
@@ -121,7 +121,7 @@ function drawSeries(series, x, y, colour) {
   }
   if (series.line) group.append(element("path", { class: "curve", d: runs.map((run) => "M" + run.map(at).join("L")).join(""), style: `stroke:${colour}` }));
   if (series.points.length > 60) return group;
-  for (const p of series.points) {
+  for (const p of series.points.filter((p) => p[1] !== null)) {
     const [px, py] = [x.to(p[0]), y.to(p[1])];
     if (p[2]) group.append(element("line", { class: "bar", x1: px, x2: px, y1: y.to(p[1] - p[2]), y2: y.to(p[1] + p[2]), style: `stroke:${colour}` }));
     for (const one of p[3]?.length > 1 ? p[3] : []) group.append(element("circle", { class: "seed", cx: px + 5, cy: y.to(one), r: 1.6, style: `fill:${colour}` }));
@@ -152,18 +152,25 @@ function nameCurves(svg, panel, x, y, colours, box) {
   const over = Math.max(0, last - (box.height - box.bottom));
   for (const one of ends) {
     const told = one.told - over, from = one.series.beside ? one.x + 20 : box.width - box.right + 16;
-    svg.append(element("path", { class: "lead", d: `M${one.x + 8} ${one.y}L${from - 3} ${told}` }));
-    text(svg, from, told + 4, one.series.label, { class: "name", style: `fill:${one.colour}` });
+    svg.append(element("path", { class: "lead", d: `M${one.x + 8} ${one.y}L${from - 3} ${told}`, style: `stroke:${one.colour}` }));
+    text(svg, from, told + 4, one.series.label, { class: "name" });
   }
 }
 
-// Where the paper and ours share a panel, the marks are named in a lower corner that is free.
-function nameByMarks(svg, panel, colours, box) {
+// Where the paper and ours share a panel, the marks are named in the emptiest corner.
+function nameByMarks(svg, panel, xs, ys, colours, box) {
+  const width = 145, height = 16 * panel.series.length + 8;
+  const drawn = panel.series.flatMap((series) => series.points).filter((p) => p[1] !== null).map((p) => [xs.to(p[0]), ys.to(p[1])]);
+  const corners = [box.height - box.bottom - height, box.top].flatMap((top) => [box.left + 14, box.width - box.right - width].map((left) => [left, top]));
+  const crowd = ([left, top]) => drawn.filter(([x, y]) => x > left - 20 && x < left + width && y > top - 12 && y < top + height + 12).length;
+  const [x, top] = corners.reduce((best, corner) => (crowd(corner) < crowd(best) ? corner : best));
   panel.series.forEach((series, i) => {
-    const y = box.height - box.bottom - 10 - 16 * (panel.series.length - 1 - i);
-    const x = series.band ? box.width - box.right - 140 : box.left + 12;
-    if (series.points.length <= 60) svg.append(mark(x, y - 4, series.who === "paper", colours[i]));
-    text(svg, x + 10, y, series.label, { class: "name", style: `fill:${colours[i]}` });
+    const y = top + 16 * (i + 1);
+    const sample = element("g", { class: series.who });
+    sample.append(series.band ? element("path", { class: "curve", d: `M${x - 14} ${y - 4}h20`, style: `stroke:${colours[i]}` })
+      : mark(x, y - 4, series.who === "paper", colours[i]));
+    svg.append(sample);
+    text(svg, x + 10, y, series.label, { class: "name" });
   });
 }
 
