@@ -91,7 +91,7 @@ def test_every_extra_for_users_is_told_of():
         (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
     )
     listed = re.findall(r"^(\w+) = ", section, re.MULTILINE)
-    assert set(doctor.EXTRAS) == set(listed) - {"test", "bench", "lint", "docs", "dev"}
+    assert set(doctor.EXTRAS) == set(listed) - {"test", "bench", "bases", "lint", "docs", "dev"}
 
 
 @pytest.mark.parametrize("cuda", [None, "13.0"])
