@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from ...core.random_state import capturing
 from ...methods.registry import Method
 from ...optimizer import SSGD
 from ..compilation import compiled_for
-from ..models.lstm import Remembering
 from .kinds import Autocast, Objective
 
 
@@ -143,7 +143,7 @@ WARM_UP = 3  # torch asks for some steps on the stream before capture; compilati
 def can_pair(opt: PointOptimizer, model: nn.Module) -> bool:
     """Whether the passes may run at the same time and leave what they leave one after the other."""
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-    remembering = [module for module in model.modules() if isinstance(module, Remembering)]
+    remembering = [module for module in model.modules() if hasattr(module, "carry")]
     known = {id(b) for module in [*norms, *remembering] for b in module.buffers(recurse=False)}
     return (
         isinstance(opt, SSGD)
@@ -260,15 +260,22 @@ class PairStep(Step):
 def flat_weights_kept(model: nn.Module) -> Iterator[None]:
     """Lets recurrent layers be called with other weights than their own inside.
 
-    On CUDA such a layer brings the weights that it finds into one piece of memory. Once it had forgotten where its own
-    lie, it would move them too, and a captured graph would go on with the memory that they have left.
+    On CUDA such a layer brings weights that it finds changed into one piece of memory. The weights of a pass are views,
+    which cannot go there; and the layer's own would be moved after the pass, away from where a captured graph reads
+    them. So nothing is brought together inside, and the layer knows its own weights again afterwards.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     kept = [(list(layer._flat_weights), layer._flat_weight_refs) for layer in layers]
     try:
-        yield
+        for layer in layers:
+            layer.flatten_parameters = lambda: None  # type: ignore[method-assign]
+        with warnings.catch_warnings() if layers else nullcontext():
+            if layers:
+                warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+            yield
     finally:
         for layer, (weights, refs) in zip(layers, kept, strict=True):
+            del layer.flatten_parameters
             layer._flat_weights, layer._flat_weight_refs = weights, refs
 
 
