@@ -31,7 +31,7 @@ from ..lab.data.registry import NAMES
 EXTRAS = {
     "demo": "pictures of python -m ssgd.demo",
     "images": "folders of images",
-    "speech": "audio files, error rates",
+    "speech": "audio files",
     "analysis": "spectra, and pictures of lines and planes",
     "report": "ssgd report",
     "tensorboard": "tensorboard=true",

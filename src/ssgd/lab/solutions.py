@@ -66,14 +66,9 @@ def _seeds(folder: Path) -> list[Path]:
     return sorted(found, key=lambda run: (len(run.name), run.name))
 
 
-def net_of(found: Solution, source: Any) -> nn.Module:
-    """The net of a solution, with its weights; the data must be those that it was trained on."""
-    words = of_words(getattr(source, "vocabulary", None))
-    return _net(found, source.classes, source.channels, words)
-
-
-def _net(found: Solution, classes: int, channels: int, words: Mapping[str, Any]) -> nn.Module:
-    now = {**of_model(found.recipe, classes, channels), **words}
+def _net(found: Solution, classes: int, channels: int, vocabulary: Iterable[str] | None = None) -> nn.Module:
+    """The net of a solution, with its weights; what it was trained with must not have changed since."""
+    now = {**of_model(found.recipe, classes, channels), **of_words(vocabulary)}
     check_unchanged({**now, **found.fingerprint}, {**found.fingerprint, **now}, found.recipe, Path(found.name))
     net = models.build(found.recipe.model, classes, channels)
     try:
@@ -93,7 +88,7 @@ def load(path: str | Path) -> tuple[nn.Module, Preprocess | None]:
         preprocess = None if kept["preprocess"] is None else from_json(kept["preprocess"])
     except (KeyError, TypeError, AttributeError) as problem:
         raise ValueError(f"the fingerprint.json of {found.name} is damaged ({problem!r}): train again") from problem
-    return _net(found, kept["classes"], kept["channels"], {}).eval(), preprocess
+    return _net(found, kept["classes"], kept["channels"]).eval(), preprocess
 
 
 def tasks(
@@ -111,7 +106,7 @@ def tasks(
     if limit is not None:
         check_count("limit", limit)
         source = source.first(limit)
-    net = net_of(found, source)
+    net = _net(found, source.classes, source.channels, getattr(source, "vocabulary", None))
     net.to(device=device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     return tasks_of(net, source, recipe, large, decode)
 
