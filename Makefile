@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test fuzz test-browser lint bench report docs clean
+.PHONY: help demo test fuzz test-browser lint bench report figures docs clean
 
 help:
 	@echo "make demo   SGD against S-SGD on a toy, in two minutes: two tables and demo.png"
@@ -14,6 +14,7 @@ help:
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  what a step of the optimizer costs"
 	@echo "make report  docs/report.html and its picture, from results/"
+	@echo "make figures  the numbers and figures of README and docs, from results/ and benchmarks/results/"
 	@echo "make docs   the documentation, into site/"
 	@echo "make clean  remove what the other targets made, .venv too"
 
@@ -43,6 +44,10 @@ report: $(VENV)/.test
 	scripts/install_chromium.sh
 	$(PY) -m ssgd report --results results --out docs/report.html
 	$(PY) -m tests.browser.photograph docs/report.html docs/report.png
+
+figures: $(VENV)/.test
+	$(PY) scripts/fill_numbers.py
+	$(PY) scripts/draw_figures.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

@@ -23,7 +23,7 @@ PAGES = fill_numbers.pages()
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_pages_are_current(page):
     text = page.read_text()
-    assert fill_numbers.filled(text) == text, "run `python scripts/fill_numbers.py`"
+    assert fill_numbers.filled(text) == text, "run `make figures`"
 
 
 EVIDENCE = ["evidence", "price", "results", "gap", "noise-level", "beyond", "minimum", "performance"]
@@ -105,7 +105,7 @@ def test_figures_are_those_of_the_rows(name, tmp_path):
     for theme in draw_figures.THEMES:
         draw_figures.draw(name, theme, tmp_path / "again.svg")
         drawn = (ROOT / "docs" / f"{name}-{theme}.svg").read_text()
-        assert (tmp_path / "again.svg").read_text() == drawn, "run `python scripts/draw_figures.py`"
+        assert (tmp_path / "again.svg").read_text() == drawn, "run `make figures`"
 
 
 def test_every_figure_stands_on_a_page():
