@@ -68,7 +68,7 @@ def evaluated(through: Callable[..., Line | Plane], options: argparse.Namespace,
     if len(found) != count:
         raise ValueError(f"a {kind} goes through {count} solutions: name {count} runs, not {len(found)}")
     names = short_names([one.name for one in found])
-    parts = tasks(found[0], execution(options), options.limit, large=True)
+    parts = tasks(found[0], execution(options), options.limit, forward_only=True)
     geometry = through(*(one.state for one in found), parts["train"].model, names=names)
     same = ("batchnorm", "precision", "graph")
     surface = evaluate(

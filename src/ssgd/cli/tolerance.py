@@ -80,7 +80,7 @@ def measure(found: Solution, options: argparse.Namespace) -> Tolerance:
     from ..lab.solutions import data_of, tasks
     from ..lab.train.evaluating import judged_by_test
 
-    task = judged_by_test(tasks(found, execution(options), options.limit, large=True, decode=True))
+    task = judged_by_test(tasks(found, execution(options), options.limit, forward_only=True, decode=True))
     if not options.quiet:
         print(found.name)
     return tolerance(

@@ -92,13 +92,13 @@ def load(path: str | Path) -> tuple[nn.Module, Preprocess | None]:
 
 
 def tasks(
-    found: Solution, execution: Execution, limit: int | None = None, large: bool = False, decode: bool = False
+    found: Solution, execution: Execution, limit: int | None = None, forward_only: bool = False, decode: bool = False
 ) -> dict[str, Task]:
     """Returns the net of a solution, with its weights, over its training and its test data; both tasks share it.
 
     Args:
         limit: take at most so many samples, which the net sees as it was trained to: normalised by all.
-        large, decode: see ``tasks_of``.
+        forward_only, decode: see ``tasks_of``.
     """
     device = torch.device(execution.kind)
     recipe = replace(found.recipe, precision="fp32")
@@ -108,7 +108,7 @@ def tasks(
         source = source.first(limit)
     net = _net(found, source.classes, source.channels, getattr(source, "vocabulary", None))
     net.to(device=device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-    return tasks_of(net, source, recipe, large, decode)
+    return tasks_of(net, source, recipe, forward_only, decode)
 
 
 def data_of(found: Solution, limit: int | None) -> dict[str, object]:

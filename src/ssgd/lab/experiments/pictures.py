@@ -48,7 +48,7 @@ def _surface(
 ) -> None:
     from ...analysis import Line, Plane, evaluate
 
-    found = tasks(solutions[0], execution, samples, large=True)
+    found = tasks(solutions[0], execution, samples, forward_only=True)
     net = found["train"].model
     a, b, *more = (one.state for one in solutions)
     through = Plane(a, b, more[0], net, names=names) if more else Line(a, b, net, names=names)

@@ -59,7 +59,7 @@ def tolerance_figures(run: Run) -> dict[str, Any]:
     from ...analysis.tolerance import tolerance_of
 
     with run.on_stream(), _evaluated_net(run, recompute=False) as net:
-        tasks = tasks_of(net, run.source, run.recipe, large=True, decode=True)
+        tasks = tasks_of(net, run.source, run.recipe, forward_only=True, decode=True)
         return {"tolerance": tolerance_of(judged_by_test(tasks), draws=10)}
 
 
@@ -120,10 +120,12 @@ def _spare_pass(run: Run, net: nn.Module, batch: tuple[Tensor, ...]) -> None:
 # --- tasks of the analysis --------------------------------------------------------------------------------------------
 
 
-LARGE = 5000  # small images in a batch
+AT_ONCE = {"cuda": 5000, "cpu": 100}  # small images in a batch that is only passed forward
 
 
-def tasks_of(net: nn.Module, source: Any, recipe: Recipe, large: bool = False, decode: bool = False) -> dict[str, Task]:
+def tasks_of(
+    net: nn.Module, source: Any, recipe: Recipe, forward_only: bool = False, decode: bool = False
+) -> dict[str, Task]:
     """Returns the ``"train"`` and the ``"test"`` task of a net and a data source.
 
     Samples are images, words or utterances: of a text the loss is that of a word, the log of its perplexity, and the
@@ -133,7 +135,8 @@ def tasks_of(net: nn.Module, source: Any, recipe: Recipe, large: bool = False, d
     images would cost a net that was trained on moved ones points of accuracy.
 
     Args:
-        large: take larger batches of small images on a GPU, which has room for them where nothing is differentiated.
+        forward_only: where nothing is differentiated, take small images in batches of the fastest size: on a GPU large
+            ones, for which there is room then, on a CPU such that the cache holds what a layer makes of them.
         decode: let the error of utterances be that of their words, by greedy decoding, which waits for the device.
     """
     from ...analysis.task import Task, samples
@@ -169,10 +172,10 @@ def tasks_of(net: nn.Module, source: Any, recipe: Recipe, large: bool = False, d
     parts: dict[str, Callable[..., Iterator[Any]]] = {
         part: partial(source.in_order, part) for part in ("train", "test")
     }
-    at_once = recipe.batch
-    on_gpu = next(net.parameters()).is_cuda
-    if large and on_gpu and source.kind == "images" and _small(*next(iter(source.in_order("test", 1)))):
-        parts, at_once = {name: partial(batches, LARGE) for name, batches in parts.items()}, LARGE
+    at_once, device = recipe.batch, next(net.parameters()).device.type
+    if forward_only and source.kind == "images" and _small(*next(iter(source.in_order("test", 1)))):
+        parts = {name: partial(batches, AT_ONCE[device]) for name, batches in parts.items()}
+        at_once = AT_ONCE[device] if device == "cuda" else at_once
     answers: dict[str, Any] = {"loss_and_wrong": both, "logits": logits}
     if source.kind == "speech":
         answers = {"loss_and_wrong": decoded, "answers": spoken} if decode else {}
