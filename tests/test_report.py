@@ -583,7 +583,8 @@ def test_runs_of_ones_own_stand_on_the_page(tmp_path):
     ]
     assert found[0].ours.gain is None and found[1].ours.gain == Interval(2, 0) and found[2].diverged == (2,)
     page = page_of(tmp_path / "my.jsonl", tmp_path)
-    assert page.index("<h3>Your runs<") < page.index(">The paper<") and "&lt;b&gt;high&lt;/b&gt;" in page
+    assert page.index("<h3>Your runs<") < page.index(">How much of the paper") and "&lt;b&gt;high&lt;/b&gt;" in page
+    assert ">digits/base: base</th>" in page
     assert re.search(r"digits/both.*?\+2.00 ± 0.00.*?92.50 ± 0.71", page, re.DOTALL)
     write_rows(tmp_path / "paper.jsonl", [row("fig3/all/0.29")])
     page = page_of(tmp_path, tmp_path)

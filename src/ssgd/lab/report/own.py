@@ -32,7 +32,7 @@ def own_runs(results: Results) -> Experiment:
             cells[cell.identity] = cell
     mine = [cell for key, cell in cells.items() if key not in known]
     bases = [cells.get(identity(replace(cell.unnamed, method="base", level=None, settings={}))) for cell in mine]
-    based = (replace(cell, base=None if base is cell else base) for cell, base in zip(mine, bases, strict=True))
+    based = (cell if base in (None, cell) else replace(cell, base=base) for cell, base in zip(mine, bases, strict=True))
     return Experiment("own", "Your runs", ABOUT, tuple(based), base="the base")
 
 

@@ -47,8 +47,8 @@ class Shown:
     @property
     def run(self) -> dict[str, list[Outcome]]:
         """The lines of what was run, by what they share."""
-        of_the_paper = [one for one in self.outcomes if one.verdict != NOT_RUN]
-        return self._grouped(of_the_paper if self.part.part else compared(self.outcomes))
+        asked = not self.part.part and self.part.name != "own"
+        return self._grouped(compared(self.outcomes) if asked else [o for o in self.outcomes if o.verdict != NOT_RUN])
 
     @property
     def to_run(self) -> dict[str, list[Outcome]]:
