@@ -84,13 +84,14 @@ def fig2() -> Experiment:
     )
 
 
-def noise_levels(name: str, title: str, curves: tuple[str, ...]) -> Experiment:
+def noise_levels(part: str) -> Experiment:
+    """Figure 3, and A1, which has two noises a step too."""
     t = targets()["fig3_noise_level"]
     first = t["curves"]["S-SGD"][0]
     make = partial(cifar, seeds=FIVE)
     base = Cell("fig3/base", make, "SGD", "0", first["mean"], first["half_width"], x=0.0)
     cells = [base]
-    for curve in curves:
+    for curve in list(CURVES)[: 4 if part == "3" else None]:
         label, method, layers = CURVES[curve]
         for point in t["curves"][curve][1:]:
             level = point["level"]
@@ -105,16 +106,8 @@ def noise_levels(name: str, title: str, curves: tuple[str, ...]) -> Experiment:
         "Test accuracy against the noise level: ResNet20, CIFAR-100. "
         "Bars are standard deviations over seeds, the paper's of five."
     )
-    part, axis = f"figure {title.split()[1]}", "test accuracy, %"
-    return Experiment(name, title, about, tuple(cells), part=part, x=LEVEL_AXIS, y=axis, from_zero=True)
-
-
-def fig3() -> Experiment:
-    return noise_levels("fig3", "Figure 3", tuple(CURVES)[:4])
-
-
-def fig_a1() -> Experiment:
-    return noise_levels("figA1", "Figure A1", tuple(CURVES))
+    axes: dict[str, Any] = {"x": LEVEL_AXIS, "y": "test accuracy, %", "from_zero": True}
+    return Experiment(f"fig{part}", f"Figure {part}", about, tuple(cells), part=f"figure {part}", **axes)
 
 
 def fig4() -> Experiment:
@@ -230,7 +223,8 @@ def fig7() -> Experiment:
     )
 
 
-def perplexities(name: str, title: str, size: str) -> Experiment:
+def perplexities(part: str, size: str) -> Experiment:
+    """Figures A2 and A3."""
     t = targets()["figA2_A3_ptb"]
     few = (0.8, 0.9) if size == "large" else (0.6, 0.7)
     metric: dict[str, Any] = {"metric": "test_perplexity"}
@@ -256,42 +250,24 @@ def perplexities(name: str, title: str, size: str) -> Experiment:
     note = "The paper's source has SGD's line and table 5's points, not the mixed curves."
     note = f"{note} {SMALL_LSTM}" if size == "small" else note
     axes: dict[str, Any] = {"x": LEVEL_AXIS, "y": "test perplexity", "from_zero": True}
-    return Experiment(name, title, about, tuple(cells), part=f"figure {title[-2:]}", note=note, **axes)
+    return Experiment(f"fig{part}", f"Figure {part}", about, tuple(cells), part=f"figure {part}", note=note, **axes)
 
 
-def fig_a2() -> Experiment:
-    return perplexities("figA2", "Figure A2", "large")
-
-
-def fig_a3() -> Experiment:
-    return perplexities("figA3", "Figure A3", "small")
-
-
-def spectra(name: str, title: str, which: str, of: dict[str, str]) -> Experiment:
+def spectra(part: str, *labels: str) -> Experiment:
+    """Figures A4, of SGD, A5, of S-SGD, and A6, of both."""
+    of = {label: {"base": "SGD", "both": "S-SGD"}[label] for label in labels}
     claim = targets()["figA4_A6_hessian"]["claim"]
     level = {"base": BASE, "both": BOTH}
     trained = (Cell(f"figA6/{label}", partial(cifar, "cifar100", "wrn20-2", *level[label])) for label in of)
     return Experiment(
-        name,
-        title,
-        f"Density of the Hessian's eigenvalues, WRN20-2 on CIFAR-100: {which}.",
+        f"fig{part}",
+        f"Figure {part}",
+        f"Density of the Hessian's eigenvalues, WRN20-2 on CIFAR-100: {' and '.join(of.values())}.",
         (),
         also=tuple(trained),
-        part=f"figure {title[-2:]}",
+        part=f"figure {part}",
         x="eigenvalue",
         y="density",
         note=f"The paper's pictures are not in its source; what it finds is that {claim}.",
         picture=Picture("spectrum", "figA6", of, samples=10_000),
     )
-
-
-def fig_a4() -> Experiment:
-    return spectra("figA4", "Figure A4", "SGD", {"base": "SGD"})
-
-
-def fig_a5() -> Experiment:
-    return spectra("figA5", "Figure A5", "S-SGD", {"both": "S-SGD"})
-
-
-def fig_a6() -> Experiment:
-    return spectra("figA6", "Figure A6", "both", {"base": "SGD", "both": "S-SGD"})

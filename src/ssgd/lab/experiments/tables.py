@@ -14,6 +14,7 @@ from .protocols import BASE, BOTH, CORPORA, FIVE, cifar, imagenet, ptb, speech
 from .statistics import sample
 
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
+RUNS = {"CIFAR-10": "tableA1_cifar10_runs", "CIFAR-100": "tableA2_cifar100_runs"}
 MODELS = {
     "ResNet20": "resnet20",
     "ResNet56": "resnet56",
@@ -78,9 +79,10 @@ def table2() -> Experiment:
     return Experiment("table2", "Table 2", about, tuple(cells), part="table 2", note=note)
 
 
-def single_runs(name: str, title: str, column: str, key: str) -> Experiment:
+def single_runs(part: str, column: str) -> Experiment:
+    """Tables A1 and A2."""
     cells = []
-    for model, methods in targets()[key].items():
+    for model, methods in targets()[RUNS[column]].items():
         base: Cell | None = None
         short = model.replace("WideResNet", "WRN")
         for label in sorted(methods, key=lambda label: label != "SGD"):
@@ -95,15 +97,7 @@ def single_runs(name: str, title: str, column: str, key: str) -> Experiment:
             cells.append(cell)
     about = f"Table 2's runs on {column} one by one. Test accuracy, %."
     before = "the runs are those of table2"
-    return Experiment(name, title, about, tuple(cells), part=f"table {title[-2:]}", before=before)
-
-
-def table_a1() -> Experiment:
-    return single_runs("tableA1", "Table A1", "CIFAR-10", "tableA1_cifar10_runs")
-
-
-def table_a2() -> Experiment:
-    return single_runs("tableA2", "Table A2", "CIFAR-100", "tableA2_cifar100_runs")
+    return Experiment(f"table{part}", f"Table {part}", about, tuple(cells), part=f"table {part}", before=before)
 
 
 def table3() -> Experiment:
@@ -233,14 +227,13 @@ def comparison() -> Experiment:
 
 def _beside() -> Iterable[Cell]:
     """Yields what figures 3 and A1 show at the paper's levels 0.4 and 0.5, and their SGD."""
-    from .figures import fig_a1
+    from .figures import noise_levels
 
     levels = (0.0, 0.4, 0.5)
-    return (cell for cell in fig_a1().cells if cell.x in levels)
+    return (cell for cell in noise_levels("A1").cells if cell.x in levels)
 
 
 def listed_spread(column: str, model: str, label: str) -> float | None:
     """Returns the spread of the paper's runs in tables A1 and A2, where they are listed."""
-    key = {"CIFAR-10": "tableA1_cifar10_runs", "CIFAR-100": "tableA2_cifar100_runs"}[column]
-    runs = targets()[key].get(model.replace("WRN", "WideResNet"), {}).get(label, {}).get("runs")
+    runs = targets()[RUNS[column]].get(model.replace("WRN", "WideResNet"), {}).get(label, {}).get("runs")
     return sample(runs).sd if runs else None
