@@ -23,7 +23,7 @@ BASES: dict[str, Callable[[Any], Optimizer]] = {
 # Calls that may be refused while a batch has begun and has not ended, besides those that must be.
 MAY_BE_REFUSED_HALF_WAY = {"load_state_dict", "add_param_group"}
 
-MAY_WARN = "step() after points without a gradient: run loss.backward() inside"
+MAY_WARN = r"step\(\) after points without a gradient: run|a forward pass ran inside a point, and no gradient came"
 
 # What a refusal may say. The last two are torch's own.
 SENTENCES = [

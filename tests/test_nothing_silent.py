@@ -1,5 +1,6 @@
 """What is done wrong, or changes behind our back, is served right or told in a sentence: never silently different."""
 
+import copy
 import inspect
 import warnings
 from collections import UserDict, deque, namedtuple
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 
 from ssgd import SSGD
 from ssgd.methods.plain import Plain
@@ -282,7 +284,7 @@ def test_a_forward_before_its_point_is_told_of_a_single_layer_too(early):
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_an_evaluation_inside_a_point_is_told_where_the_model_stays_in_eval_mode(back):
+def test_an_evaluation_inside_a_point_is_told(back):
     model, _ = start()
     opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, model=model)
     model.train(not back)
@@ -293,6 +295,55 @@ def test_an_evaluation_inside_a_point_is_told_where_the_model_stays_in_eval_mode
             with point:
                 backward(model, *BATCH)
                 model.train(back)
+
+
+def test_an_evaluation_inside_a_point_that_returns_to_train_mode_is_told():
+    model, _ = start()
+    opt = SSGD(SGD(model.parameters(), lr=0.1), 0.3, model=torch.compile(model, backend="eager"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for point in opt.points():
+            with point:
+                backward(model, *BATCH)
+                model.train()  # as it is
+                twin = copy.deepcopy(model)
+                model.eval()
+                with torch.no_grad():
+                    model(BATCH[0])
+                model.train()
+        for net in (model, twin):
+            net.eval().train()
+    assert len(told) == 4 and all("evaluate at clean weights" in str(w.message) for w in told)
+    assert {w.filename for w in told} == {__file__}
+    assert "train" not in model.__dict__
+
+
+def test_an_average_inside_a_point_would_be_of_moved_weights():
+    model, opt = start()
+    averaged, own = AveragedModel(model), AveragedModel(other := mlp())
+    before = weights(model)
+    with pytest.raises(RuntimeError, match=r"would average moved weights: call it after opt.step\(\)"):
+        for point in opt.points():
+            with point:
+                own.update_parameters(other)
+                averaged.update_parameters(model)
+    assert same(model, before)
+    opt.zero_grad()
+    averaged.update_parameters(model)
+    assert same(averaged.module, before)
+    assert AveragedModel.update_parameters.__module__ == AveragedModel.__module__
+
+
+def test_a_backward_to_come_after_its_point_is_told_on_leaving_it():
+    model, opt = start()
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        for point in opt.points():
+            with (
+                pytest.warns(UserWarning, match=r"call backward\(\) inside `with point:`. Afterwards the weights"),
+                point,
+            ):
+                loss = F.cross_entropy(model(BATCH[0]), BATCH[1])
+            loss.backward()
 
 
 def test_a_model_without_the_optimizers_parameters_is_refused():
@@ -579,22 +630,29 @@ def test_observers_of_quantised_weights_record_the_moved_ones_until_they_look_ag
 
 
 def test_a_second_optimizer_whose_gradients_are_a_sum_is_told():
-    """Its first step shows which parameters it has; from the next batch on the points see what comes to them."""
+    """Its first step shows which parameters it has; from the next batch on their gradients are averaged too."""
     x, y = vectors(dtype=torch.float32)
     model = mlp(torch.float32)
     opt, head = SSGD(SGD(model[0].parameters(), lr=0.1), 0.2), SGD(model[2].parameters(), lr=0.1)
 
     def step():
+        seen = []
         for point in opt.points():
             with point:
-                F.cross_entropy(model(x), y).backward()
+                loss = F.cross_entropy(model(x), y)
+                seen.append(torch.autograd.grad(loss, model[2].weight, retain_graph=True)[0])
+                loss.backward()
+        compared.append((model[2].weight.grad.clone(), sum(seen)))
         for one in (opt, head):
             one.step()
             one.zero_grad()
 
+    compared = []
     step()
     with pytest.warns(UserWarning, match=r"their sum, not their mean: pass model="):
         step()
+    for (found, total), factor in zip(compared, (1, 0.5), strict=True):
+        torch.testing.assert_close(found, factor * total)
 
 
 def test_other_optimizers_are_not_told_where_their_gradients_are_right():

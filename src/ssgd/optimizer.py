@@ -13,13 +13,12 @@ from torch.optim import Optimizer
 from .core import one_pass
 from .core.checks import check_choice, check_count
 from .core.noise import Distribution, Fill
-from .core.noise_points import NoisePoints
+from .core.noise_points import NoisePoints, NoisyOptimizer
 from .core.parallel import is_sharded
-from .core.point_optimizer import PointOptimizer
 from .core.weights import Level
 
 
-class SSGD(PointOptimizer):
+class SSGD(NoisyOptimizer):
     """Symmetrical SGD (Sung et al., 2020) around an optimizer instance.
 
     Each step averages the gradients at w + n and w − n, where the noise n has in every selected weight tensor the norm
@@ -151,7 +150,6 @@ class SSGD(PointOptimizer):
                 'both_points() needs whole tensors, one pair, mode="both", bn_stats="both", rng="independent" and '
                 "a level above 0: use points()"
             )
-        assert isinstance(self.rule, NoisePoints)
         self._begin(None).finish()
         return self.rule.both(self, out)
 

@@ -41,23 +41,25 @@ class MeanGradient:
 
     def __init__(self, parameters: Sequence[Tensor], others: Sequence[Tensor], shares: Sequence[float]) -> None:
         self.all = [*parameters, *others]
-        self._trained = set(map(id, parameters)) if others else None  # None: all of them
+        self.arrivals: list[bool] = []  # whether a gradient came in each pass
+        self._others = set(map(id, others))  # which may be sparse: the base need not take them
         self._shares = shares
-        self._counting = [i for i, share in enumerate(shares) if share]
+        counting = [share for share in shares if share]
+        self._first = shares.index(counting[0])
+        self._as_it_is = counting == [1]  # the one pass that counts leaves the mean as it is
         self._mean: dict[Tensor, Tensor] = {}  # of the passes so far, with what was there before
         self._aside: dict[Tensor, Tensor] = {}  # during a pass with share 0
-        self._before: list[tuple[TensorWeakRef, int]] = []  # what there was when last looked at
+        self._seen: list[tuple[TensorWeakRef, int]] = []  # the gradients there were when last looked at
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._reduced = False
-        self.arrivals: list[bool] = []  # whether a gradient came in each pass
 
     def changed(self) -> bool:
         """Whether a gradient has come, gone or been written to since the last pass began or ended."""
         now = [g for p in self.all if (g := p.grad) is not None]
-        if len(now) != len(self._before):
+        if len(now) != len(self._seen):
             return True
         return any(
-            ref() is not g or version != version_of(g) for (ref, version), g in zip(self._before, now, strict=True)
+            ref() is not g or version != version_of(g) for (ref, version), g in zip(self._seen, now, strict=True)
         )
 
     @property
@@ -68,7 +70,7 @@ class MeanGradient:
     @property
     def came_late(self) -> bool:
         """Whether all gradients there are came after the last pass, so that they are not the points'."""
-        return not any(self.arrivals) and not self._before and self.changed()
+        return not any(self.arrivals) and not self._seen and self.changed()
 
     def begin(self, index: int, reduced: bool = False, unused: bool = False) -> None:
         """Before a pass. ``reduced``: DDP's backward() reduces the sum; ``unused``: also of layers it does not use."""
@@ -77,107 +79,80 @@ class MeanGradient:
         if not share:
             self._aside = {p: g.clone() if g._is_view() else g for p in self.all if (g := p.grad) is not None}
             clear(self.all)  # the clones are of DDP's views, which it writes to
-            self._before = []
-        elif self._reduced:
-            self._scale(self._mean, 1 / share)
-            if unused:
-                for p, g in self._mean.items():
+        elif index == self._first:
+            scale((g for p in self.all if (g := p.grad) is not None), 1 / share)
+        if self._reduced:
+            scale(self._mean.values(), 1 / share)
+            for p, g in self._mean.items():
+                if unused:
                     p.grad = g
-                self._hooks = [p.register_hook(_still_there(p, g)) for p, g in self._mean.items()]  # type: ignore[no-untyped-call]
+                hook = _still_there(p, g) if unused else self._joined_on_arrival(p)
+                self._hooks.append(p.register_hook(hook))  # type: ignore[no-untyped-call]
+            if unused:
                 self._mean = {}
-                self.look()
-            else:
-                self._hooks = [p.register_hook(self._joined_on_arrival(p)) for p in self._mean]  # type: ignore[no-untyped-call]
-        elif index == self._counting[0]:
-            if share != 1:
-                self._scale({p: g for p in self.all if (g := p.grad) is not None}, 1 / share)
-            self.look()
+        self.look()
 
-    def end(self, index: int, moved: bool) -> None:
-        """After a pass, which was elsewhere than at w if ``moved``."""
-        share = self._shares[index]
+    def end(self, index: int, moved: bool) -> bool:
+        """After a pass, which was elsewhere than at w if ``moved``; return whether a gradient came."""
+        share, last = self._shares[index], index == len(self._shares) - 1
         self.arrivals.append(self.changed())
-        taken = bool(share) and not self._reduced and (len(self._counting) > 1 or share != 1)
-        if taken:
-            self._take(share, moved)
-            self._before = []
-        elif not share:
+        if moved and any([g.requires_grad for p in self.all if (g := p.grad) is not None]):
+            raise RuntimeError(SECOND_ORDER)
+        if not share:
             for p in self.all:
                 p.grad = self._aside.get(p)
             self._aside = {}
         elif self._reduced:
             if self._mean:
                 raise RuntimeError(UNREDUCED)
-            self._scale({p: g for p in self.all if (g := p.grad) is not None}, share)
-        if taken and index == self._counting[-1]:
-            for p, g in self._mean.items():
-                p.grad = g
-            self._mean = {}
-        elif not taken and moved and any([g.requires_grad for p in self.all if (g := p.grad) is not None]):
-            raise RuntimeError(SECOND_ORDER)
-        if self._hooks:
-            self.close()
-        if not taken or not any(self.arrivals):
-            self.look()
-
-    def close(self) -> None:
+            scale((g for p in self.all if (g := p.grad) is not None), share)
+        elif not self._as_it_is:
+            self._take(share)
+            if last:
+                for p, g in self._mean.items():
+                    p.grad = g
+                self._mean = {}
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if not (last and any(self.arrivals)):
+            self.look()
+        return self.arrivals[-1]
+
+    def drop(self) -> None:
+        """Leave no gradient, of this pass or those before."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._mean = [], {}
+        clear(self.all)
 
     def look(self) -> None:
         """Note what there is now."""
-        self._before = [(TensorWeakRef(g), version_of(g)) for p in self.all if (g := p.grad) is not None]
+        self._seen = [(TensorWeakRef(g), version_of(g)) for p in self.all if (g := p.grad) is not None]
 
     @torch.no_grad()
-    def _take(self, share: float, moved: bool) -> None:
+    def _take(self, share: float) -> None:
         """``p.grad`` times ``share`` out of ``p.grad``, into the mean."""
-        first: tuple[list[Tensor], list[Tensor]] = ([], [])
-        more: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for p in self.all:
-            g = p.grad
-            if g is None:
-                continue
-            if moved and g.requires_grad:
-                raise RuntimeError(SECOND_ORDER)
-            p.grad = None
-            if g.layout is not torch.strided or type(g) is not Tensor:
-                self._take_apart(p, g, share)
-            elif p in self._mean:
-                more[0].append(self._mean[p])
-                more[1].append(g)
-            else:
-                first[0].append(p)
-                first[1].append(g)
-        if first[0]:
-            self._mean.update(zip(first[0], torch._foreach_mul(first[1], share), strict=True))
-        if more[0]:
-            torch._foreach_add_(*more, alpha=share)
+        found = {p: g for p in self.all if (g := p.grad) is not None}
+        clear(found)
+        special = [p for p, g in found.items() if g.layout is not torch.strided or type(g) is not Tensor]
+        for p in special:
+            self._take_apart(p, found.pop(p), share)
+        first = [p for p in found if p not in self._mean]
+        if len(first) < len(found):
+            more = [p for p in found if p in self._mean]
+            torch._foreach_add_([self._mean[p] for p in more], [found[p] for p in more], alpha=share)
+        if first:
+            self._mean.update(zip(first, torch._foreach_mul([found[p] for p in first], share), strict=True))
 
     def _take_apart(self, p: Tensor, g: Tensor, share: float) -> None:
         """One that foreach calls do not serve: sparse, or sharded and so in memory of its own."""
-        self._check_dense(p, g)
+        if g.layout is not torch.strided and id(p) not in self._others:
+            raise RuntimeError(SPARSE)
         local(g).mul_(share)
         mean = self._mean.setdefault(p, g)
         if mean is not g:
             local(mean).add_(local(g))
-
-    @torch.no_grad()
-    def _scale(self, gradients: dict[Tensor, Tensor], factor: float) -> None:
-        if factor == 1:
-            return
-        for p, g in gradients.items():
-            self._check_dense(p, g)
-        dense = [local(g) for g in gradients.values() if g.layout is torch.strided]
-        if dense:
-            torch._foreach_mul_(dense, factor)
-        for g in gradients.values():
-            if g.layout is not torch.strided:
-                g.mul_(factor)
-
-    def _check_dense(self, p: Tensor, g: Tensor) -> None:
-        if g.layout is not torch.strided and (self._trained is None or id(p) in self._trained):
-            raise RuntimeError(SPARSE)
 
     def _joined_on_arrival(self, p: Tensor) -> Callable[[Tensor], Tensor]:
         """The mean so far joins a gradient as it arrives, however the caller clears: DDP reduces the sum."""
@@ -211,6 +186,16 @@ def present(parameters: Iterable[Tensor]) -> list[Tensor]:
 def clear(parameters: Iterable[Tensor]) -> None:
     for p in parameters:
         p.grad = None
+
+
+@torch.no_grad()
+def scale(gradients: Iterable[Tensor], factor: float) -> None:
+    here = [local(g) for g in gradients] if factor != 1 else []
+    if dense := [g for g in here if g.layout is torch.strided]:
+        torch._foreach_mul_(dense, factor)
+    for g in here:
+        if g.layout is not torch.strided:
+            g.mul_(factor)
 
 
 def all_finite(parameters: Sequence[Tensor], shardings: Iterable[Sharding]) -> Tensor:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from . import random_state
-from .checks import check_chosen, check_flat, check_level, check_movable, check_seed
+from .batchnorm import RunningStatistics
+from .checks import check_chosen, check_count, check_flat, check_level, check_movable, check_seed
 from .moving import Chosen
 from .noise import Distribution, Fill, as_distribution
 from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
 from .passes import Route, Stage
-from .point_optimizer import PointOptimizer, Rule
+from .point_optimizer import Loss, PointOptimizer, Rule
 from .selection import default_selection, magnitudes, trainable
 from .weights import Level, NoisyWeights, Values
 
@@ -25,7 +26,94 @@ NOTHING = (
     "nothing to perturb: no trainable tensor of two or more dimensions was found; choose some with "
     "perturb=select(model, ...)"
 )
-OPTIONS = ("perturb", "per_rank", "seed")
+
+
+class NoisyOptimizer(PointOptimizer):
+    """A PointOptimizer whose points are random, with what only noise needs: a look at it, CUDA graphs and ranks."""
+
+    rule: NoisePoints
+
+    # --- for logging ------------------------------------------------------------------------------------------------
+
+    def realised_ratios(self) -> list[Tensor]:
+        """``||n|| / ||w||`` of each tensor that gets noise: at the point entered, else for the next step's noise."""
+        if self._passes is not None and self._passes.stage is Stage.INSIDE:
+            return self.rule.weights(self).ratios()
+        with self._looking() as move:
+            return move(1).ratios()
+
+    @torch.no_grad()
+    def symmetric_excess(self, loss: Callable[[], Loss]) -> Loss:
+        """``(L(w+n) + L(w−n)) / 2 − L(w)`` for the next step's noise: about ½ nᵀHn, the sharpness that S-SGD sees.
+
+        ``loss()`` runs the forward pass three times with the same dropout masks and moves nothing: no weight, no
+        gradient, no random stream, and with ``model`` given no running statistic.
+        """
+        statistics = RunningStatistics(self.model, "none")
+        statistics.begin()
+        random = random_state.snapshot({p.device for p in self.all_parameters})
+        try:
+            with self._looking() as move:
+                losses = []
+                for sign in (1, 0, -1):
+                    move(sign)
+                    random_state.put_back(random)
+                    statistics.undo()
+                    losses.append(loss())
+        finally:
+            random_state.put_back(random)
+            statistics.undo()
+        plus, clean, minus = losses
+        return (plus + minus) / 2 - clean
+
+    @contextmanager
+    def _looking(self) -> Iterator[Callable[[int], NoisyWeights]]:
+        """Yield a function that moves the weights to w + sign · n, with the next step's noise, outside training."""
+        self._refuse_inside("this")
+        if self._passes is not None and self._passes.stage is Stage.BETWEEN:
+            raise RuntimeError(
+                "this between two points would change the noise of those to come: call it after the last"
+            )
+        weights = self.rule.weights(self)
+        if not weights.buckets:
+            raise RuntimeError("every noise level is 0, so there is no point beside w to look at")
+        if weights.kept:
+            raise RuntimeError("this inside the loss of symmetric_excess() would see perturbed weights: call it after")
+        sharded = sharded_modules(self.model)
+
+        def move(sign: int) -> NoisyWeights:
+            weights.restore()
+            reshard(sharded)
+            if sign:
+                weights.move(sign, self.rule.numbers(self, 0), 0, self._levels(), again=True)
+            return weights
+
+        try:
+            yield move
+        finally:
+            move(0).release()
+
+    # --- CUDA graphs, and several ranks in one process --------------------------------------------------------------
+
+    def register_graph(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Before capture: let ``graph`` draw this optimizer's noise. Call :meth:`before_replay` before each replay."""
+        weights = self.rule.weights(self)
+        self.rule.seed(self, weights)
+        weights.register(graph)
+        if weights not in self.rule.in_graphs:
+            self.rule.in_graphs.append(weights)
+
+    def before_replay(self) -> None:
+        """Give the graph's next replay the noise of the next step: on the stream that replays it."""
+        for weights in dict.fromkeys([*self.rule.in_graphs, self.rule.weights(self)]):
+            self.rule.seed(self, weights)
+        self._count_step()
+
+    def as_ranks(self, ranks: int) -> None:
+        """Take the place of so many data parallel ranks: a step's batches see, in turn, the noise each would draw."""
+        check_count("ranks", ranks)
+        self._refuse_inside("as_ranks()")
+        self.rule.ranks_here = ranks
 
 
 class NoisePoints(Rule):
@@ -41,14 +129,9 @@ class NoisePoints(Rule):
         every_tensor: biases and the like get noise too.
     """
 
-    has_noise = True
-    saved_as = ("noise_stream",)
+    saved_as = "noise_stream"
+    counts_steps_in = "noise_step"
     off_without_level = True  # False where points are taken at level 0 too
-    _weights: NoisyWeights | None
-    _signature: list[tuple[int, int, torch.Size, int]]  # of what they were found for
-    _in_graphs: list[NoisyWeights]  # held here, since a graph holds addresses, not references
-    _magnitudes: tuple[int, set[int]] | None
-    _turn: int  # whose noise the last batch saw
 
     def __init__(
         self,
@@ -58,80 +141,75 @@ class NoisePoints(Rule):
         *,
         distribution: str | Distribution | Fill = "sphere",
         halves: Draws | None = None,
-        no_split: str = Rule.no_split,
+        no_split: str | None = None,
         shares: Sequence[float] | None = None,
         mirror: bool = False,
         every_tensor: bool = False,
     ) -> None:
         check_level(noise)
-        own = {key: options.pop(key, None) for key in OPTIONS}
+        perturb, seed, self.per_rank = (options.pop(key, None) for key in ("perturb", "seed", "per_rank"))
         self.distribution = as_distribution(distribution)
-        self.points, self.halves, self.no_split, self.shares = points, halves, no_split, shares
+        self.points, self.halves, self.shares = points, halves, shares
+        self.no_split = no_split if halves is None else None
         self.mirror, self.every_tensor = mirror, every_tensor
-        self.perturb = None if own["perturb"] is None else list(own["perturb"])
-        self.per_rank = own["per_rank"]
-        self.seed_given = own["seed"] is not None
-        self.keys = {"noise": noise, "noise_seed": check_seed(own["seed"]), "noise_step": 0}
+        self.perturb = None if perturb is None else list(perturb)
+        self.seed_given = seed is not None
+        self.keys = {"noise": noise, "noise_seed": check_seed(seed), "noise_step": 0}
         self.ranks_here = 1
-        self._reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._weights: NoisyWeights | None = None
+        self._found_for: list[tuple[Any, ...]] = []  # what they were found for
+        self.in_graphs: list[NoisyWeights] = []  # held here, since a graph holds addresses, not references
 
     # --- what a rule is ---------------------------------------------------------------------------------------------
 
     def check(self, opt: PointOptimizer) -> None:
-        self._weights = self._magnitudes = None
-        check_flat(opt.all_parameters)
-        check_chosen(self.perturb, opt.all_parameters)
-        self._none_chosen = not self.selected(opt)
-        if self._none_chosen and any(map(self._moves, opt.base.param_groups)):
+        parameters = opt.all_parameters
+        check_flat(parameters)
+        check_chosen(self.perturb, parameters)
+        self._weights = None
+        self._magnitudes = magnitudes(parameters, opt.model)  # which looks at values: the host would wait at every step
+        if any(map(self._moves, opt.base.param_groups)) and not self.selected(opt):
             raise ValueError(NOTHING)
         check_movable(self.selected(opt))
-        parameters = opt.all_parameters
         self.place = find_place(opt.model, parameters, self.mirror, self.per_rank)
         ddp = unwrap_ddp(opt.model)
         if not self.seed_given and (ddp or any(map(is_sharded, parameters))):
-            self._set_everywhere(opt, "noise_seed", agree(opt.base.param_groups[0]["noise_seed"], ddp, parameters))
+            seed = agree(opt.base.param_groups[0]["noise_seed"], ddp, parameters)
+            for group in opt.base.param_groups:
+                group["noise_seed"] = seed
+
+    def selected(self, opt: PointOptimizer) -> list[Tensor]:
+        if self.perturb is not None:
+            return self.perturb
+        parameters = opt.all_parameters
+        return trainable(parameters) if self.every_tensor else default_selection(parameters, self._magnitudes)
 
     def is_off(self, opt: PointOptimizer) -> bool:
         return not self.weights(opt).buckets
 
-    def can_split(self) -> bool:
-        return self.halves is not None
-
-    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None) -> Route:
         weights = self.weights(opt)
         if not weights.buckets:
             return Route([0])
-        self._turn = batch % self.ranks_here
-        if batch >= self.ranks_here and random_state.capturing():
+        if opt.batches >= self.ranks_here and random_state.capturing():
             raise RuntimeError("a CUDA graph holds one batch a step: capture step() with it, or accumulate eagerly")
         if halve is None or self.halves is None:
             return NoiseRoute(self, opt, weights, self.points, self.shares)
         shares = halve()
         return NoiseRoute(self, opt, weights, self.halves, self.shares or shares)
 
-    def selected(self, opt: PointOptimizer) -> list[Tensor]:
-        if self.perturb is not None:
-            return self.perturb
-        parameters = opt.all_parameters
-        if self.every_tensor:
-            return trainable(parameters)
-        if self._magnitudes is None or self._magnitudes[0] != len(parameters):
-            # found once: looking at their values would make the host wait at every step
-            self._magnitudes = len(parameters), magnitudes(parameters, opt.model)
-        return default_selection(parameters, self._magnitudes[1])
-
-    def end_batches(self, opt: PointOptimizer) -> None:
-        self._set_everywhere(opt, "noise_step", opt.base.param_groups[0]["noise_step"] + 1)
-
-    def state(self, opt: PointOptimizer) -> dict[str, Any]:
+    def state(self, opt: PointOptimizer) -> str | None:
         weights = self.weights(opt)
-        return {"noise_stream": weights.stream} if weights.buckets else {}
+        return weights.stream if weights.buckets else None
 
-    def load(self, opt: PointOptimizer, state: Mapping[str, Any]) -> None:
-        saved, here = state.get("noise_stream"), self.state(opt).get("noise_stream")
-        if saved and here and saved != here:
+    def load(self, opt: PointOptimizer, state: str | None) -> None:
+        here = self.state(opt)
+        if state and here and state != here:
             warnings.warn(
-                f"the checkpoint's noise is of the stream {saved!r}, and here it is drawn from {here!r}, as with and "
+                f"the checkpoint's noise is of the stream {state!r}, and here it is drawn from {here!r}, as with and "
                 "without Triton: training goes on with other noise than it would have had",
                 stacklevel=3,
             )
@@ -148,26 +226,20 @@ class NoisePoints(Rule):
                 moving.append(number)
             for p in group["params"]:
                 index.setdefault(id(p), (number, len(index)))
-        if moving and self._none_chosen and not self.selected(opt):
+        selected = self.selected(opt) if moving else []
+        if moving and not selected and not any(p.dim() > 1 for p in opt.all_parameters):  # else they are frozen for now
             raise ValueError(NOTHING)
-        chosen, signature = [], []
-        for p in self.selected(opt):
+        chosen, found_for = [], []
+        for p in selected:
             number, position = index[id(p)]
             if number in moving:
                 chosen.append(Chosen(p, number, position))
                 here = p if type(p) is nn.Parameter else local(p)
-                signature.append((id(p), here.data_ptr(), p.shape, number))
-        if self._weights is None or signature != self._signature:
-            check_model_known(opt.model, self.selected(opt))
-            self._weights = self.make_weights(opt, chosen)
-            self._signature = signature
+                found_for.append((id(p), here.data_ptr(), p.shape, number))
+        if self._weights is None or found_for != self._found_for:
+            check_model_known(opt.model, selected)
+            self._weights, self._found_for = self.make_weights(opt, chosen), found_for
         return self._weights
-
-    def numbers(self, opt: PointOptimizer, turn: int | None = None) -> tuple[int, int, int]:
-        """Return seed, step and rank of this batch's noise, or of a rank that this process takes the place of."""
-        group = opt.base.param_groups[0]
-        rank = self.place.key * self.ranks_here + (self._turn if turn is None else turn)
-        return group["noise_seed"], group["noise_step"], rank
 
     def make_weights(self, opt: PointOptimizer, chosen: list[Chosen]) -> NoisyWeights:
         """Return what moves these weights: kernels where there are some for them, else torch's operations."""
@@ -178,84 +250,30 @@ class NoisePoints(Rule):
             kind = noise_kernels(chosen, self.distribution) or kind
         return kind(chosen, self.distribution)
 
-    def as_ranks(self, opt: PointOptimizer, ranks: int) -> None:
-        self.ranks_here = ranks
-
-    def ratios(self, opt: PointOptimizer) -> list[Tensor]:
-        return self.weights(opt).ratios()
+    def numbers(self, opt: PointOptimizer, turn: int) -> tuple[int, int, int]:
+        """Return seed, step and rank of a batch's noise; ``turn``: for which of the ranks that are taken here."""
+        group = opt.base.param_groups[0]
+        return group["noise_seed"], group["noise_step"], self.place.key * self.ranks_here + turn
 
     def both(self, opt: PointOptimizer, out: Sequence[Mapping[Tensor, Tensor]] | None) -> tuple[Values, Values]:
         """Return w + n and w − n of this batch, by parameter; its passes have begun."""
-        return self.weights(opt).both(self.numbers(opt), opt._levels(), out)
+        return self.weights(opt).both(self.numbers(opt, (opt.batches - 1) % self.ranks_here), opt._levels(), out)
 
-    def register_graph(self, opt: PointOptimizer, graph: torch.cuda.CUDAGraph) -> None:
-        weights = self.weights(opt)
-        self._seed(opt, weights)
-        weights.register(graph)
-        if weights not in self._in_graphs:
-            self._in_graphs.append(weights)
-
-    def before_replay(self, opt: PointOptimizer) -> None:
-        for weights in dict.fromkeys([*self._in_graphs, self.weights(opt)]):
-            self._seed(opt, weights)
-        self.end_batches(opt)
-
-    @contextmanager
-    def looked_at(self, opt: PointOptimizer) -> Iterator[Callable[[int], NoisyWeights]]:
-        """Yield a function that moves the weights to w + sign · n, with the next step's noise, outside training."""
-        opt._refuse_inside("this")
-        if opt._passes is not None and opt._passes.stage is Stage.BETWEEN:
-            raise RuntimeError(
-                "this between two points would change the noise of those to come: call it after the last"
-            )
-        weights = self.weights(opt)
-        if not weights.buckets:
-            raise RuntimeError("every noise level is 0, so there is no point beside w to look at")
-        if weights.kept:
-            raise RuntimeError("this inside the loss of symmetric_excess() would see perturbed weights: call it after")
-        self._turn = 0
-        sharded = sharded_modules(opt.model)
-
-        def move(sign: int) -> NoisyWeights:
-            weights.restore()
-            reshard(sharded)
-            if sign:
-                weights.move(sign, self.numbers(opt), 0, opt._levels(), again=True)
-            return weights
-
-        try:
-            yield move
-        finally:
-            move(0).release()
-
-    # --- below here: how --------------------------------------------------------------------------------------------
+    def seed(self, opt: PointOptimizer, weights: NoisyWeights) -> None:
+        """Seed what draws this step's noise, for a CUDA graph."""
+        draws = 1 + max(draw for _, draw in [*self.points, *(self.halves or [])])
+        for turn in range(self.ranks_here):
+            weights.seed(self.numbers(opt, turn), draws)
 
     def _moves(self, group: dict[str, Any]) -> bool:
         return isinstance(group["noise"], Tensor) or group["noise"] > 0 or not self.off_without_level
 
-    def _seed(self, opt: PointOptimizer, weights: NoisyWeights) -> None:
-        draws = 1 + max(draw for _, draw in [*self.points, *(self.halves or [])])
-        for rank in range(self.ranks_here):
-            weights.seed(self.numbers(opt, rank), draws)
-
-    def _set_everywhere(self, opt: PointOptimizer, key: str, value: int) -> None:
-        for group in opt.base.param_groups:
-            group[key] = value
-
-    def _reset(self) -> None:
-        self._weights = None
-        self._signature = []
-        self._in_graphs = []
-        self._magnitudes = None
-        self._turn = 0
-
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a copy finds for itself."""
-        caches = ("_weights", "_signature", "_in_graphs", "_magnitudes")
-        return {key: value for key, value in self.__dict__.items() if key not in caches}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_weights", "_found_for", "in_graphs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._reset()
+        self._forget()
         self.__dict__.update(state)
 
 
@@ -273,7 +291,7 @@ class NoiseRoute(Route):
         turned = rule.place.sign if rule.mirror else 1
         super().__init__([sign * turned for sign, _ in draws], shares, weights)
         self.weights, self.draws = weights, draws
-        self.numbers, self.levels = rule.numbers(opt), opt._levels()
+        self.numbers, self.levels = rule.numbers(opt, opt.batches % rule.ranks_here), opt._levels()
 
     def enter(self, index: int) -> None:
         draw = self.draws[index]

@@ -8,38 +8,31 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torch._C._autograd import _get_sequence_nr
+from torch import Tensor
 
 from . import random_state
 from .batchnorm import RunningStatistics
-from .gradients import MeanGradient, clear, version_of
+from .gradients import MeanGradient, version_of
 from .moving import MovingWeights
 from .parallel import no_sync, reduce_gradients, reshard, sharded_modules, unwrap_ddp
+from .watch import EARLY, NO_BACKWARD, Watch
 
 if TYPE_CHECKING:
-    from torch.nn.parallel import DistributedDataParallel
+    from .point_optimizer import PointOptimizer
 
 LATE = (
     "a backward() ran after its point was left, or gradients were changed there: call backward() inside `with point:`"
 )
 NOTHING = "step() after points without a gradient: run loss.backward() inside `with point:`, outside of torch.no_grad()"
-EARLY = "the forward pass ran before its point was entered, at other weights: run it inside `with point:`"
 NO_GRAD = "there are no gradients under torch.no_grad() or inference_mode(): take the points outside of it"
 IN_ANOTHER = "another optimizer is inside a point and averages the same gradients: leave out model= of both optimizers"
-MODE = "the model went from train() to eval(), or back, inside a point: evaluate at clean weights, after the last point"
 STRANGERS = (
-    "another optimizer updates parameters whose gradients came at several points and are their sum, not their mean: "
-    "pass model=... to the optimizer that takes the points, which then averages the gradients of the whole model"
-)
-
-UNDONE = (
-    "something wrote to the weights inside a point, such as a layer that sets them from its first batch, "
-    "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write outside the "
-    "points, or leave these weights without noise by perturb="
+    "another optimizer updates parameters whose gradients come at several points. From now on they are averaged, but "
+    "before its first step nobody knew of it, and they were their sum, not their mean: pass model=... to the "
+    "optimizer that takes the points"
 )
 
 
@@ -59,7 +52,7 @@ class Route:
     ) -> None:
         self.signs = signs
         self.shares = shares or [1 / len(signs)] * len(signs)
-        self.moving = weights
+        self.moving = weights or MovingWeights([])
 
     def enter(self, index: int) -> None:
         """Move from w to point ``index``."""
@@ -115,55 +108,30 @@ class Stage(Enum):
     CLOSED = "zero_grad(), step() or the next batch ended it"
 
 
-_inside: dict[int, weakref.ref[Passes]] = {}  # the batches that are inside a point, of whatever optimizer
-
-
-def _gradients_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """The place and the version of each gradient, which show whether a backward() has added to it."""
-    return [(0, 0) if p.grad is None else (id(p.grad), version_of(p.grad)) for p in parameters]
-
-
-def _was_made(loss: object, since: int, until: int) -> bool:
-    """Whether autograd met the loss, or one of the operations right before it, between these two places."""
-    node: Any = getattr(loss, "grad_fn", None)
-    for _ in range(4):
-        if node is None or since <= node._sequence_nr() < until:
-            return node is not None
-        node = next((before for before, _ in node.next_functions if before is not None), None)
-    return False
-
-
 class Passes:
-    """The points of one batch, taken in order."""
+    """The points of one batch of ``opt``, taken in order along the route.
 
-    def __init__(
-        self,
-        route: Route,
-        parameters: Sequence[Tensor],  # that the base updates
-        others: Sequence[Tensor],  # of the model, that another optimizer updates
-        model: nn.Module | None,
-        statistics: RunningStatistics,
-        same_rng: bool,
-        strangers: Sequence[Tensor] = (),  # that another optimizer updates, in a model that is not known
-    ) -> None:
+    Args:
+        others: parameters that another optimizer updates, whose gradients are averaged over the points too.
+        strangers: whether they are known only by that optimizer's steps, and not from ``model``.
+    """
+
+    def __init__(self, opt: PointOptimizer, route: Route, others: Sequence[Tensor], strangers: bool) -> None:
         self.route = route
         self.stage = Stage.READY
         self.done = 0
         self.by_closure = False  # then every backward() runs inside its point
         self.points = [Point(self, i) for i in range(len(route.signs))]
-        self.gradients = MeanGradient(parameters, others, route.shares)
-        self._parameters = parameters
-        self._model = model
-        self._watched: tuple[Tensor, int] | None = None  # a trained weight and its version after the last point
-        self._left = _get_sequence_nr()  # where autograd had come when the last point was left
-        self._statistics = statistics
-        self._same_rng = same_rng
-        self._strangers = strangers
-        self._strange_passes = 0  # in how many points a gradient of theirs came
-        self._ddp = unwrap_ddp(model)
-        self._sharded = sharded_modules(model)  # found once: a large model takes long to go through
-        self._weights = route.moving
-        self._written: Sequence[tuple[int, int]] = ()  # the weights, at the point entered
+        self._own = opt.all_parameters
+        self.gradients = MeanGradient(self._own, others, route.shares)
+        self._statistics = RunningStatistics(opt.model, opt.bn_stats if any(route.signs) else "both")
+        self._watch = Watch(opt.model)
+        self._strangers = others if strangers and all(route.shares) else ()
+        self._ddp = unwrap_ddp(opt.model)
+        self._sharded = sharded_modules(opt.model)  # found once: a large model takes long to go through
+        self._same_rng = opt.rng == "same"
+        self._random: random_state.Snapshot = {}  # before the first pass
+        self._trained: tuple[Tensor, int] | None = None  # a trained weight and its version after the last point
         self._cleanup = ExitStack()
 
     def __iter__(self) -> Iterator[Point]:
@@ -176,83 +144,89 @@ class Passes:
             if self.stage is Stage.INSIDE:  # interrupted on the threshold of a `with`
                 self.drop()
 
+    # --- there and back ---------------------------------------------------------------------------------------------
+
     def enter(self, point: Point) -> None:
+        index, last = point.index, point is self.points[-1]
         if self.stage is Stage.INSIDE:
             raise RuntimeError("points cannot be nested: leave the `with point:` you are in first")
-        if self.stage is Stage.CLOSED and point.index == self.done:
+        if self.stage is Stage.CLOSED and index == self.done:
             raise RuntimeError("zero_grad(), or a new points(), has ended this batch: call it before or after them")
-        if self.stage not in (Stage.READY, Stage.BETWEEN) or point.index != self.done:
+        if self.stage not in (Stage.READY, Stage.BETWEEN) or index != self.done:
             raise RuntimeError("this point is over: take points in order, each once, from a new points() or split()")
-        if point.index and self.gradients.changed():
+        if index and self.gradients.changed():
             raise RuntimeError(LATE)
-        if not point.index:
-            self._check_alone()
+        own = set(map(id, self.gradients.all)) if _inside and not index else set()
+        others = [other for other in _inside if other.stage is Stage.INSIDE] if own else []
+        if any(id(p) in own for other in others for p in other.gradients.all):
+            raise RuntimeError(IN_ANOTHER)
         try:
             self.stage = Stage.INSIDE
-            _inside[id(self)] = weakref.ref(self)
-            if point.index == 0:
+            self._cleanup.callback(_inside.discard, self)
+            self._cleanup.callback(self._watch.close)
+            _inside.add(self)
+            if index == 0:
                 self._statistics.begin()
             if self._sharded:
                 reshard(self._sharded)  # gathered weights left over from before would hide the change
                 reduce_gradients(self._sharded)
-            self.route.enter(point.index)
-            self._written = self._weights.writes() if self._weights is not None else ()
-            self._trains = self._model is not None and self._model.training
-            self._entered = _get_sequence_nr()
-            if self._strangers:
-                self._strange = _gradients_of(self._strangers)
-            if self._same_rng:
-                self._repeat_random_state(point.index)
-            if self._ddp is None or self.route.reduce_every_pass:
-                self.gradients.begin(point.index)
-            else:
-                self._begin_under_ddp(self._ddp, point)
+            self.route.enter(index)
+            if self._same_rng and index:
+                random_state.put_back(self._random)
+            elif self._same_rng:
+                self._random = random_state.snapshot({p.device for p in self._own})
+            self._watch.begin(self.route.moving)
+            if self._ddp is None or (self.route.reduce_every_pass and not last):
+                self.gradients.begin(index)
+            else:  # the last pass reduces the sum of all: one all-reduce a step
+                if not last:
+                    self._cleanup.enter_context(no_sync(self._ddp))
+                self.gradients.begin(index, last, self._ddp.find_unused_parameters and not self.by_closure)
         except BaseException:
             self.drop()
             raise
 
     def leave(self, point: Point, failed: bool) -> None:
         try:
+            ran = not failed and self._watch.end(point)
             self._cleanup.close()
-            _inside.pop(id(self), None)
             if failed:
                 return self.drop()
-            self._warn_of_writes()
-            if self._model is not None and self._model.training != self._trains:
-                warnings.warn(MODE, stacklevel=3)
-            if point.sign and point.loss is not None and _was_made(point.loss, self._left, self._entered):
-                warnings.warn(EARLY, stacklevel=3)
-            if self._weights is not None:
-                self._weights.restore()
+            if point.index and any([p.grad is not None for p in self._strangers]):
+                warnings.warn(STRANGERS, stacklevel=3)
+                self._strangers = ()
+            self.route.moving.restore()
             self.route.leave(point.index)
-            if self._sharded:
-                reshard(self._sharded)
-            self.gradients.end(point.index, moved=point.sign != 0)
+            reshard(self._sharded)
+            came = self.gradients.end(point.index, moved=point.sign != 0)
             self._statistics.after(point.index, len(self.points))
-            self._left = _get_sequence_nr()
-            last = point is self.points[-1]
-            if self._strangers:
-                self._strange_passes += self._strange != _gradients_of(self._strangers)
-            if last:
-                self._check_arrival()
-                if self._strange_passes > 1:
-                    warnings.warn(STRANGERS, stacklevel=3)
-                self._watched = next(((p, version_of(p)) for p in self._parameters if p.grad is not None), None)
-                self.route.release()
-            self.done += 1
-            self.stage = Stage.DONE if last else Stage.BETWEEN
+            self.done, self.stage = point.index + 1, Stage.BETWEEN
+            if self.done == len(self.points):
+                if any(self.gradients.arrivals) and not came and not self.by_closure:
+                    raise RuntimeError("no gradient came inside the last point: call backward() inside `with point:`")
+                self.finish()
+            if ran and not came and any(self.route.signs):
+                warnings.warn(NO_BACKWARD, stacklevel=3)
         except BaseException:
             self.drop()
             raise
 
     def finish(self) -> None:
-        """Take all points for taken, where another way than `with point:` leads through them."""
+        """All points are taken, also where another way than `with point:` led through them."""
         self.done, self.stage = len(self.points), Stage.DONE
-        self.gradients.arrivals = [True] * self.done
+        self.gradients.arrivals = self.gradients.arrivals or [True]
+        self._trained = next(((p, version_of(p)) for p in self._own if p.grad is not None), None)
+        self.route.release()
 
-    def stepped(self) -> bool:
-        """Whether the weights were written to since the last point, as ``base.step()`` does."""
-        return self._watched is not None and version_of(self._watched[0]) != self._watched[1]
+    def drop(self) -> None:
+        """Weights as before the batch, its gradients dropped: it can be skipped."""
+        self.route.moving.restore()
+        self.route.release()
+        reshard(self._sharded)
+        self._cleanup.close()
+        self._statistics.undo()
+        self.gradients.drop()
+        self.stage = Stage.DROPPED
 
     def close(self) -> None:
         """End the batch. An iterator that is dropped later finds nothing left to do, and disturbs no other batch."""
@@ -260,48 +234,39 @@ class Passes:
             self.route.release()
         self.stage = Stage.CLOSED
 
-    def drop(self) -> None:
-        """Weights as before the batch, its gradients dropped: it can be skipped."""
-        if self._weights is not None:
-            self._weights.restore()
-        self.route.release()
-        reshard(self._sharded)
-        self._cleanup.close()
-        self._statistics.undo()
-        self.gradients.close()
-        clear(self.gradients.all)
-        self.stage = Stage.DROPPED
+    # --- what may follow --------------------------------------------------------------------------------------------
 
-    def _check_alone(self) -> None:
-        others = [other for ref in list(_inside.values()) if (other := ref()) and other.stage is Stage.INSIDE]
-        own = set(map(id, self.gradients.all)) if others else set()
-        if any(id(p) in own for other in others for p in other.gradients.all):
-            raise RuntimeError(IN_ANOTHER)
+    def check_complete(self) -> None:
+        """Raise where step() would not take the mean over all points."""
+        if self.stage is Stage.INSIDE:
+            raise RuntimeError("step() inside a point would see perturbed weights: leave the `with point:` first")
+        if self.stage is Stage.BETWEEN:
+            raise RuntimeError(
+                f"step() after {self.done} of {len(self.points)} points: run all that points() or split() gives "
+                "before step(), or call zero_grad() to drop the batch"
+            )
+        if self.stage is Stage.DROPPED:
+            raise RuntimeError("an exception cut the batch short and its gradients were dropped: skip this step()")
+        if any(self.route.signs) and self.gradients.came_late:
+            raise RuntimeError(LATE)
+        if any(self.route.signs) and not any(self.gradients.arrivals) and not self.gradients.there:
+            warnings.warn(NOTHING, stacklevel=3)
 
-    def _begin_under_ddp(self, ddp: DistributedDataParallel, point: Point) -> None:
-        """The last pass reduces the sum of all: one all-reduce a step."""
-        last = point is self.points[-1]
-        if not last:
-            self._cleanup.enter_context(no_sync(ddp))
-        self.gradients.begin(point.index, last, ddp.find_unused_parameters and not self.by_closure)
+    def check_followed(self) -> bool:
+        """Raise where the next batch of the step cannot begin; return whether the step itself is over.
 
-    def _check_arrival(self) -> None:
-        """A last pass without a backward() after passes with one: it is still to come, and would come too late."""
-        arrivals = self.gradients.arrivals
-        if not self.by_closure and any(arrivals) and not arrivals[-1]:
-            raise RuntimeError("no gradient came inside the last point: call backward() inside `with point:`")
+        It is where GradScaler skipped it, or where it was taken or cleared behind our back.
+        """
+        if self.stage is Stage.INSIDE:
+            raise RuntimeError("points cannot be nested: leave the `with point:` you are in first")
+        if self.stage is Stage.BETWEEN:
+            raise RuntimeError(
+                f"the last batch was left after {self.done} of {len(self.points)} points: call zero_grad() to drop it"
+            )
+        if self.stage is Stage.DONE and any(self.route.signs) and self.gradients.came_late:
+            raise RuntimeError(LATE)
+        stepped = self._trained is not None and version_of(self._trained[0]) != self._trained[1]
+        return self.stage is Stage.DROPPED or not self.gradients.there or stepped
 
-    def _warn_of_writes(self) -> None:
-        """Where a tensor got other memory, as an LSTM's do from flatten_parameters(), there is no telling."""
-        if self._weights is None or not self._written:
-            return
-        for (place, version), (now, latest) in zip(self._written, self._weights.writes(), strict=False):
-            if place == now and version != latest:
-                warnings.warn(UNDONE, stacklevel=4)
-                return
 
-    def _repeat_random_state(self, index: int) -> None:
-        if index == 0:
-            self._random = random_state.snapshot({p.device for p in self._parameters})
-        else:
-            random_state.put_back(self._random)
+_inside: weakref.WeakSet[Passes] = weakref.WeakSet()  # those that are inside a point, of whatever optimizer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any
 
@@ -15,13 +14,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import random_state
-from .batchnorm import RunningStatistics, check_policy
-from .checks import check_base, check_call, check_choice, check_closure, check_count, check_level, check_model
+from .batchnorm import check_policy
+from .checks import check_base, check_call, check_choice, check_closure, check_level, check_model
 from .gradients import all_finite
 from .halves import halves, warn_of_reduction
 from .parallel import sharding
-from .passes import LATE, NOTHING, Passes, Point, Route, Stage
-from .weights import Level, NoisyWeights
+from .passes import Passes, Point, Route, Stage
+from .weights import Level
 
 Loss = Tensor | float
 
@@ -34,79 +33,47 @@ def _note_step(opt: Optimizer, *_: object) -> None:
         _others_that_stepped.add(opt)
 
 
-def _strangers(own: Sequence[Tensor]) -> list[Tensor]:
-    """The parameters that other optimizers have updated."""
-    known = set(map(id, own))
-    groups = [group for opt in _others_that_stepped if "_wrapped_by" not in opt.__dict__ for group in opt.param_groups]
-    return [p for group in groups for p in group["params"] if id(p) not in known]
-
-
 register_optimizer_step_post_hook(_note_step)
 
 
 class Rule:
-    """How one method differs from another: what it keeps in each parameter group, and its route through a batch."""
+    """Where one method takes its gradients, and what it keeps in each parameter group."""
 
     keys: Mapping[str, Any] = {}  # of every parameter group, with their first values; the level comes first
+    counts_steps_in: str | None = None  # the key that counts them, taken or not
+    saved_as = ""  # the key of state_dict() that has what state() gives
     level_is = "the noise level is ||n|| / ||w||"  # for errors
-    saved_as: tuple[str, ...] = ()  # top-level keys of state_dict() that are the rule's own
-    has_noise = False
-    no_split = "there is no split()"  # why, where halves() gives nothing
     shares: Sequence[float] | None = None  # of each point's gradient in the mean, where they are the method's own
+    no_split: str | None = None  # why there is no split(), where there is none
     not_capturable: str | None = None  # why a CUDA graph cannot hold a step, where it cannot
     no_scaler: str | None = None  # why a GradScaler cannot be used, where it cannot
 
     def check(self, opt: PointOptimizer) -> None:
-        """Refuse what cannot be served: called when the optimizer is made, and when a model is attached."""
-
-    def is_off(self, opt: PointOptimizer) -> bool:
-        """Say whether every point is w itself, so that a step is the base's own."""
-        return True
-
-    def can_split(self) -> bool:
-        """Say whether split() is served; ``no_split`` says why not."""
-        return False
-
-    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
-        """Return where to take the gradients of one batch, the step's number ``batch``.
-
-        Where split() asks, ``halve()`` cuts the batch in two and returns the halves' shares; else it is None.
-        """
-        return Route([0])
+        """Refuse what cannot be served: called when the optimizer is made, and gets a model or parameters."""
 
     def selected(self, opt: PointOptimizer) -> list[Tensor]:
         """Return the tensors that move."""
         return []
 
-    def end_batches(self, opt: PointOptimizer) -> None:
-        """Note that the step is over, taken or not."""
+    def is_off(self, opt: PointOptimizer) -> bool:
+        """Say whether every point is w itself, so that a step is the base's own."""
+        return True
 
-    def ratios(self, opt: PointOptimizer) -> list[Tensor]:
-        """Return ‖n‖ / ‖w‖ of each tensor at the point entered."""
-        return []
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None) -> Route:
+        """Return where to take the gradients of one batch, the step's number ``opt.batches``.
+
+        Where split() asks, ``halve()`` cuts the batch in two and returns the halves' shares; else it is None.
+        """
+        return Route([0])
 
     def after_step(self, opt: PointOptimizer, found_inf: Tensor | None) -> None:
         """The base has stepped; on the device ``found_inf`` is above 0 where it was told to skip."""
 
-    def as_ranks(self, opt: PointOptimizer, ranks: int) -> None:
-        """See :meth:`PointOptimizer.as_ranks`."""
+    def state(self, opt: PointOptimizer) -> Any:
+        """Return what is saved under ``saved_as``, or None."""
 
-    def register_graph(self, opt: PointOptimizer, graph: torch.cuda.CUDAGraph) -> None:
-        """See :meth:`PointOptimizer.register_graph`."""
-
-    def before_replay(self, opt: PointOptimizer) -> None:
-        """See :meth:`PointOptimizer.before_replay`."""
-
-    def looked_at(self, opt: PointOptimizer) -> AbstractContextManager[Callable[[int], NoisyWeights]]:
-        """Return a context with a function that moves the weights to w + sign · n, for a look outside training."""
-        raise TypeError(f"{type(opt).__name__} has no noise to look at")
-
-    def state(self, opt: PointOptimizer) -> dict[str, Any]:
-        """Return what is saved under ``saved_as``."""
-        return {}
-
-    def load(self, opt: PointOptimizer, state: Mapping[str, Any]) -> None:
-        """Take what state() gave; empty where the checkpoint is another method's."""
+    def load(self, opt: PointOptimizer, state: Any) -> None:
+        """Take what state() gave; None where the checkpoint is another method's."""
 
 
 class InGroups:
@@ -154,27 +121,24 @@ class PointOptimizer(Optimizer):
         self.bn_stats, self.rng, self.nonfinite = bn_stats, rng, nonfinite
         self._losses: list[Loss] = []
         self._reset()
-        groups, state = base.param_groups, base.state
-        loaded = any(key in group for group in groups for key in list(rule.keys)[1:])
-        given = [dict(group) for group in groups]
-        try:
-            super().__init__(groups, {**base.defaults, **rule.keys})
-            rule.check(self)
-        except BaseException:
-            for group, before in zip(groups, given, strict=True):
-                group.clear()
-                group.update(before)
-            base.param_groups = groups
-            raise
-        finally:
-            base.state = state
-        base.__dict__["_wrapped_by"] = type(self).__name__
-        if loaded:
+        if any(key in group for group in base.param_groups for key in list(rule.keys)[1:]):
             warnings.warn(
                 "the base's groups have the noise of an S-SGD checkpoint, which goes on instead of the level and seed "
                 "given here: wrap the base first, then load_state_dict()",
                 stacklevel=3,
             )
+        super().__setstate__({"defaults": {**base.defaults, **rule.keys}})  # makes room for hooks
+        given = [dict(group) for group in base.param_groups]
+        try:
+            for group in base.param_groups:
+                self._complete(group)
+            rule.check(self)
+        except BaseException:
+            for group, before in zip(base.param_groups, given, strict=True):
+                group.clear()
+                group.update(before)
+            raise
+        base.__dict__["_wrapped_by"] = type(self).__name__
 
     # --- the ways in ------------------------------------------------------------------------------------------------
 
@@ -194,7 +158,7 @@ class PointOptimizer(Optimizer):
                 is what a loss function of torch's or ``sum()`` returned; nothing else tells them apart.
         """
         check_choice("reduction", reduction, ("mean", "sum"))
-        if not self.rule.can_split():
+        if self.rule.no_split is not None:
             raise ValueError(self.rule.no_split)
         if reduction == "sum" and self.rule.shares:
             raise ValueError(f"{type(self).__name__} weighs its halves by shares of its own: use the mean loss")
@@ -221,22 +185,10 @@ class PointOptimizer(Optimizer):
             changed = before(self, (self, closure), {})
             closure = closure if changed is None else changed[0][1]
         loss = None if closure is None else self._evaluate(closure)
-        passes = self._passes
-        if passes is None or passes.stage is Stage.READY:
+        if self._passes is None or self._passes.stage is Stage.READY:
             self._check_plain_step()
-        elif passes.stage is Stage.INSIDE:
-            raise RuntimeError("step() inside a point would see perturbed weights: leave the `with point:` first")
-        elif passes.stage is Stage.BETWEEN:
-            raise RuntimeError(
-                f"step() after {passes.done} of {len(passes.points)} points: run all that points() or split() gives "
-                "before step(), or call zero_grad() to drop the batch"
-            )
-        elif passes.stage is Stage.DROPPED:
-            raise RuntimeError("an exception cut the batch short and its gradients were dropped: skip this step()")
-        elif passes.gradients.came_late and not self.rule.is_off(self):
-            raise RuntimeError(LATE)
-        elif not (any(passes.gradients.arrivals) or self.rule.is_off(self) or passes.gradients.there):
-            warnings.warn(NOTHING, stacklevel=2)
+        else:
+            self._passes.check_complete()
         self._step_base()
         self._end_step()
         for after in self._optimizer_step_post_hooks.values():
@@ -262,55 +214,6 @@ class PointOptimizer(Optimizer):
     def selected(self) -> list[Tensor]:
         """The tensors that move where their group's level is above 0."""
         return self.rule.selected(self)
-
-    # --- for logging ------------------------------------------------------------------------------------------------
-
-    def realised_ratios(self) -> list[Tensor]:
-        """``||n|| / ||w||`` of each tensor that gets noise: at the point entered, else for the next step's noise."""
-        if self._passes is not None and self._passes.stage is Stage.INSIDE:
-            return self.rule.ratios(self)
-        with self.rule.looked_at(self) as move:
-            return move(1).ratios()
-
-    @torch.no_grad()
-    def symmetric_excess(self, loss: Callable[[], Loss]) -> Loss:
-        """``(L(w+n) + L(w−n)) / 2 − L(w)`` for the next step's noise: about ½ nᵀHn, the sharpness that S-SGD sees.
-
-        ``loss()`` runs the forward pass three times with the same dropout masks and moves nothing: no weight, no
-        gradient, no random stream, and with ``model`` given no running statistic.
-        """
-        statistics = RunningStatistics(self.model, "none")
-        statistics.begin()
-        random = random_state.snapshot({p.device for p in self.all_parameters})
-        try:
-            with self.rule.looked_at(self) as move:
-                losses = []
-                for sign in (1, 0, -1):
-                    move(sign)
-                    random_state.put_back(random)
-                    statistics.undo()
-                    losses.append(loss())
-        finally:
-            random_state.put_back(random)
-            statistics.undo()
-        plus, clean, minus = losses
-        return (plus + minus) / 2 - clean
-
-    # --- CUDA graphs, and several ranks in one process --------------------------------------------------------------
-
-    def register_graph(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Before capture: let ``graph`` draw this optimizer's noise. Call :meth:`before_replay` before each replay."""
-        self.rule.register_graph(self, graph)
-
-    def before_replay(self) -> None:
-        """Give the graph's next replay the noise of the next step: on the stream that replays it."""
-        self.rule.before_replay(self)
-
-    def as_ranks(self, ranks: int) -> None:
-        """Take the place of so many data parallel ranks: a step's batches see, in turn, the noise each would draw."""
-        check_count("ranks", ranks)
-        self._refuse_inside("as_ranks()")
-        self.rule.as_ranks(self, ranks)
 
     # --- the model, and who takes over ------------------------------------------------------------------------------
 
@@ -373,13 +276,13 @@ class PointOptimizer(Optimizer):
             raise RuntimeError(
                 "add_param_group() before the last point: the batch would go on without it; call it after"
             )
-        for i, key in enumerate(self.rule.keys):
-            if i and self.param_groups:  # all but the level is the same in all groups
-                param_group[key] = self.param_groups[0][key]
-            value = param_group.setdefault(key, self.defaults[key])
-            if not i:
-                check_level(value, self.rule.level_is)
+        self._complete(param_group)
         self.base.add_param_group(param_group)
+        try:
+            self.rule.check(self)
+        except BaseException:
+            self.base.param_groups.pop()
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         self._refuse_inside("state_dict()")
@@ -388,7 +291,8 @@ class PointOptimizer(Optimizer):
         found = self.base.state_dict()  # its own, which may hold more than groups and state
         for group in found["param_groups"]:
             group.update({key: _plain(group[key]) for key in self.rule.keys if key in group})
-        found.update(self.rule.state(self))
+        if (own := self.rule.state(self)) is not None:
+            found[self.rule.saved_as] = own
         for after in self._optimizer_state_dict_post_hooks.values():
             found = after(self, found) or found
         return found
@@ -403,7 +307,7 @@ class PointOptimizer(Optimizer):
         state_dict = dict(state_dict)  # a hook may change it
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        rules = {key: state_dict.pop(key) for key in self.rule.saved_as if key in state_dict}
+        saved = state_dict.pop(self.rule.saved_as, None)
         self.base.load_state_dict(state_dict)  # bases may look at every key
         for group, mine in zip(self.param_groups, own, strict=True):
             for key, value in mine.items():
@@ -411,7 +315,7 @@ class PointOptimizer(Optimizer):
         if self._passes is not None and self._passes.stage is Stage.BETWEEN:
             super().zero_grad()
         self._forget_passes()
-        self.rule.load(self, rules)
+        self.rule.load(self, saved)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -429,41 +333,42 @@ class PointOptimizer(Optimizer):
 
     def _reset(self) -> None:
         self._passes: Passes | None = None
-        self._batch = 0  # how many of this step have begun
+        self.batches = 0  # how many of this step have begun
         self._in_closure = False
+
+    def _complete(self, group: dict[str, Any]) -> None:
+        """Give a parameter group the rule's keys: a level of its own, all else as in the first group."""
+        for i, (key, value) in enumerate(self.rule.keys.items()):
+            if i:
+                group[key] = self.base.param_groups[0].get(key, value)
+            else:
+                check_level(group.setdefault(key, value), self.rule.level_is)
 
     def _begin(self, halve: Callable[[], Sequence[float]] | None) -> Passes:
         """Start a batch, once it is clear that the last one has ended well."""
         last = self._passes
         if last is not None:
-            self._check_ended(last)
-        route = self.rule.route(self, halve, self._batch)
-        moving = any(route.signs)
-        if self.rng == "same" and moving and random_state.capturing():
+            if last.check_followed():
+                self._end_step()
+            last.close()
+        route = self.rule.route(self, halve)
+        if self.rng == "same" and any(route.signs) and random_state.capturing():
             raise RuntimeError('rng="same" puts random states back on the host, which a CUDA graph cannot hold')
-        parameters = self.all_parameters
-        others: list[Tensor] = []
-        if self.model is not None:
-            own = {id(p) for p in parameters}
-            others = [p for p in self.model.parameters() if id(p) not in own]
-        statistics = RunningStatistics(self.model, self.bn_stats if moving else "both")
-        strangers = _strangers(parameters) if self.model is None and _others_that_stepped else []
-        self._passes = Passes(route, parameters, others, self.model, statistics, self.rng == "same", strangers)
-        self._batch += 1
+        self._passes = Passes(self, route, self._others(), strangers=self.model is None)
+        self.batches += 1
         return self._passes
 
-    def _check_ended(self, last: Passes) -> None:
-        if last.stage is Stage.INSIDE:
-            raise RuntimeError("points cannot be nested: leave the `with point:` you are in first")
-        if last.stage is Stage.BETWEEN:
-            raise RuntimeError(
-                f"the last batch was left after {last.done} of {len(last.points)} points: call zero_grad() to drop it"
-            )
-        if last.stage is Stage.DONE and last.gradients.came_late and not self.rule.is_off(self):
-            raise RuntimeError(LATE)
-        if last.stage is Stage.DROPPED or not last.gradients.there or last.stepped():
-            self._end_step()  # GradScaler skipped the step, or it was taken or cleared behind our back
-        last.close()
+    def _others(self) -> list[Tensor]:
+        """Return what another optimizer updates of the model, or of models that are not known."""
+        if self.model is not None:
+            found = self.model.parameters()
+        elif not _others_that_stepped:
+            return []
+        else:
+            known = [opt for opt in _others_that_stepped if "_wrapped_by" not in opt.__dict__]
+            found = (p for opt in known for group in opt.param_groups for p in group["params"])
+        own = set(map(id, self.all_parameters))
+        return list({id(p): p for p in found if id(p) not in own}.values())
 
     def _evaluate(self, closure: Callable[[], Loss]) -> Loss | None:
         """Call the closure at every point; right whether or not it clears gradients."""
@@ -524,14 +429,20 @@ class PointOptimizer(Optimizer):
         found = [point.loss for point in self._passes.points if point.loss is not None]
         self._losses = [loss.detach() if isinstance(loss, Tensor) else loss for loss in found]
         if not random_state.capturing():
-            self.rule.end_batches(self)
+            self._count_step()
         self._forget_passes()
+
+    def _count_step(self) -> None:
+        if key := self.rule.counts_steps_in:
+            count = self.base.param_groups[0][key] + 1
+            for group in self.base.param_groups:
+                group[key] = count
 
     def _forget_passes(self) -> None:
         if self._passes is not None:
             self._passes.close()
         self._passes = None
-        self._batch = 0
+        self.batches = 0
 
     def _levels(self) -> list[Level]:
         """Return the level of each parameter group, the first of the rule's keys, checked."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.checks import check_count, check_level
+from ..core.noise_points import NoisyOptimizer
 from ..core.passes import Point
 from ..core.point_optimizer import PointOptimizer
 from ..core.weights import Level
@@ -89,9 +90,9 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
         else:
             optimizer.attach(model)
         name = type(optimizer).__name__
-        if self.split and not optimizer.rule.can_split():
+        if self.split and optimizer.rule.no_split is not None:
             raise ValueError(f"{name} has no split(): leave it out of SymmetricNoise()")
-        if self.excess_every is not None and not optimizer.rule.has_noise:
+        if self.excess_every is not None and not isinstance(optimizer, NoisyOptimizer):
             raise ValueError(f"{name} has no symmetric_excess(): leave it out of SymmetricNoise()")
         optimizer.closure_has_points = True
         return optimizer

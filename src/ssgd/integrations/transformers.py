@@ -57,7 +57,7 @@ class SymmetricTrainer(Trainer):  # type: ignore[misc, unused-ignore]
             )
         if noise is not None:
             check_level(noise)
-        elif split and not self.optimizer.rule.can_split():
+        elif split and self.optimizer.rule.no_split is not None:
             raise ValueError(f"{type(self.optimizer).__name__} has no split(): leave out split=True, or use SSGD")
         self.noise = noise
         self.split = split

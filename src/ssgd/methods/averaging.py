@@ -67,7 +67,7 @@ class Averaging(PointOptimizer):
 class CleanPointsWithAverage(CleanPoints):
     """One pass at w; after the step the weights enter the average."""
 
-    saved_as = ("averaging",)
+    saved_as = "averaging"
     not_capturable = "the average is counted on the host"
 
     def __init__(self, start: int, every: int) -> None:
@@ -81,13 +81,13 @@ class CleanPointsWithAverage(CleanPoints):
 
     def state(self, opt: PointOptimizer) -> dict[str, Any]:
         assert isinstance(opt, Averaging)
-        return {"averaging": {"steps": opt.steps, "averaged": opt.averaged.state_dict()}}
+        return {"steps": opt.steps, "averaged": opt.averaged.state_dict()}
 
-    def load(self, opt: PointOptimizer, state: Mapping[str, Any]) -> None:
+    def load(self, opt: PointOptimizer, state: Mapping[str, Any] | None) -> None:
         """From a checkpoint without an average, it starts again."""
         assert isinstance(opt, Averaging)
-        opt.steps = state["averaging"]["steps"] if state else 0
+        opt.steps = state["steps"] if state else 0
         if state:
-            opt.averaged.load_state_dict(copy.deepcopy(state["averaging"]["averaged"]))
+            opt.averaged.load_state_dict(copy.deepcopy(state["averaged"]))
         else:
             opt.averaged.n_averaged.zero_()  # the next weights are then all there is to average

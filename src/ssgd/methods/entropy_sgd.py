@@ -12,14 +12,14 @@ from torch.optim import Optimizer
 from ..core.checks import check_count
 from ..core.gradients import clear
 from ..core.moving import Chosen, Pieces, as_real
-from ..core.noise_points import NoisePoints
+from ..core.noise_points import NoisePoints, NoisyOptimizer
 from ..core.parallel import local, several_processes, unwrap_ddp
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer
 from ..core.weights import Level, NoisyWeights
 
 
-class EntropySGD(PointOptimizer):
+class EntropySGD(NoisyOptimizer):
     """Entropy-SGD (Chaudhari et al., arXiv:1611.01838).
 
     L Langevin steps x′ ← x′ − η′ ( ∇f(x′) − γ (w − x′) ) + √η′ ε N(0, 1) from x′ = w, their running mean
@@ -80,8 +80,8 @@ class LangevinPoints(NoisePoints):
             )
         super().check(opt)
 
-    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
-        if batch and any(p.grad is not None for p in opt.all_parameters):
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None) -> Route:
+        if opt.batches and any(p.grad is not None for p in opt.all_parameters):
             raise RuntimeError("Entropy-SGD does not accumulate: call step() and zero_grad() after each batch")
         assert isinstance(opt, EntropySGD)
         return Langevin(opt, self, self.weights(opt))
@@ -97,7 +97,7 @@ class Langevin(Route):
         steps = opt.inner_steps
         super().__init__([1] * steps, [0.0] * (steps - 1) + [1.0], weights)  # the last leaves the entropy's gradient
         self.opt, self.weights = opt, weights
-        self.numbers = rule.numbers(opt)
+        self.numbers = rule.numbers(opt, 0)
         self.reduce_every_pass = unwrap_ddp(opt.model) is not None
         self._inner: Pieces = []  # x′
         self._mean: Pieces = []  # μ

@@ -50,7 +50,7 @@ class PointUpThePast(SteepestPoint):
         if not any(group.get("momentum") or "betas" in group for group in opt.param_groups):
             raise ValueError(f"momentum-SAM climbs by the base's momentum, and this {type(opt.base).__name__} has none")
 
-    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None) -> Route:
         states = [(p, opt.state.get(p, {})) for p in self.selected(opt)]
         past = {p: state[key] for p, state in states for key in MOMENTUM if state.get(key) is not None}
         if self.is_off(opt) or not past:

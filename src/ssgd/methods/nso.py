@@ -7,12 +7,11 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..core.checks import check_count
-from ..core.noise_points import NoisePoints
-from ..core.point_optimizer import PointOptimizer
+from ..core.noise_points import NoisePoints, NoisyOptimizer
 from ..core.weights import Level
 
 
-class NSO(PointOptimizer):
+class NSO(NoisyOptimizer):
     """Noise stability optimization (Zhang et al., arXiv:2306.08553).
 
     g = ( ∇L(w + u) + ∇L(w − u) ) / 2 with u ~ N(0, σ²) in every trainable weight, biases and normalisation included:

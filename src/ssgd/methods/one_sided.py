@@ -7,12 +7,11 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..core.checks import check_count
-from ..core.noise_points import NoisePoints
-from ..core.point_optimizer import PointOptimizer
+from ..core.noise_points import NoisePoints, NoisyOptimizer
 from ..core.weights import Level
 
 
-class OneSided(PointOptimizer):
+class OneSided(NoisyOptimizer):
     """Gradients at w + n, with noise drawn afresh for every step: g = ∇L(w + n).
 
     With ``distribution="sphere"`` (the default) it is weight noise of fixed norm (Murray & Edwards, 1993; An, 1996).

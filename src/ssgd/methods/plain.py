@@ -14,10 +14,7 @@ from ..core.point_optimizer import PointOptimizer, Rule
 class CleanPoints(Rule):
     """One pass at w, or two with the halves of the batch."""
 
-    def can_split(self) -> bool:
-        return True
-
-    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None) -> Route:
         return Route([0]) if halve is None else Route([0, 0], halve())
 
 

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 from ..core.gradients import present
 from ..core.moving import Bucket, Chosen, as_real
 from ..core.noise import DISTRIBUTIONS
-from ..core.noise_points import NoisePoints
+from ..core.noise_points import NoisePoints, NoisyOptimizer
 from ..core.parallel import local
 from ..core.point_optimizer import PointOptimizer
 from ..core.weights import Level, NoisyWeights, norms, times_levels
 
 
-class RWP(PointOptimizer):
+class RWP(NoisyOptimizer):
     """Random weight perturbation (Li et al., arXiv:2211.11489 and arXiv:2404.00357).
 
     g = λ ∇L(w + ε) + (1 − λ) ∇L(w), with ε ~ N(0, (γ‖w_f‖)²) in each filter f of every trainable weight. γ is the group

@@ -74,7 +74,7 @@ class SteepestPoint(Rule):
     def selected(self, opt: PointOptimizer) -> list[Tensor]:
         return trainable(opt.all_parameters if self.perturb is None else self.perturb)
 
-    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None) -> Route:
         if self.is_off(opt) or not self.selected(opt):
             return Route([0])
         group_of = {id(p): i for i, group in enumerate(opt.param_groups) for p in group["params"]}

@@ -47,14 +47,10 @@ class SteepestPointAtIntervals(SteepestPoint):
     """w in most steps; in every ``interval``-th w, then w + e."""
 
     interval: int
+    counts_steps_in = "rho_step"
     no_split = "SAMAtIntervals has no split(): the slope needs the whole batch; use points()"
     not_capturable = "which steps climb is counted on the host"
 
-    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None, batch: int) -> Route:
+    def route(self, opt: PointOptimizer, halve: Callable[[], Sequence[float]] | None) -> Route:
         climbs = (opt.param_groups[0]["rho_step"] + 1) % self.interval == 0
-        return super().route(opt, halve, batch) if climbs else Route([0])
-
-    def end_batches(self, opt: PointOptimizer) -> None:
-        step = opt.param_groups[0]["rho_step"] + 1
-        for group in opt.param_groups:
-            group["rho_step"] = step
+        return super().route(opt, halve) if climbs else Route([0])

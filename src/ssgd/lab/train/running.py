@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...core.noise import mix
+from ...core.noise_points import NoisyOptimizer
 from ...core.point_optimizer import PointOptimizer
 from ...kernels import has_kernels
 from ...methods import registry
@@ -297,7 +298,7 @@ class Run:
             self._noise_stream = self.noise_stream
             base = build_base(self.recipe, self.net, self.lr, options) if self.opt is None else self.opt.release()
             self.opt = build_method(self.recipe, self.seed, self.phase_index, base, self.model, self.net)
-            if self.recipe.per_rank is not False:
+            if self.recipe.per_rank is not False and isinstance(self.opt, NoisyOptimizer):
                 self.opt.as_ranks(self.devices_here)
             self._eager = self._make_step()
         self._step = None if self.graph else self._eager
@@ -305,8 +306,8 @@ class Run:
     @property
     def noise_stream(self) -> str | None:
         """The random stream of this phase's noise, else of the last one's that had noise: torch or philox."""
-        state = {} if self.opt is None else self.opt.rule.state(self.opt)
-        return state.get("noise_stream") or self._noise_stream
+        stream = self.opt.rule.state(self.opt) if isinstance(self.opt, NoisyOptimizer) else None
+        return stream or self._noise_stream
 
     def _make_step(self) -> Step:
         assert self.opt is not None

@@ -19,6 +19,7 @@ from ...core.batchnorm import RunningStatistics
 from ...core.capture import captured_in
 from ...core.gradients import present
 from ...core.halves import halves
+from ...core.noise_points import NoisyOptimizer
 from ...core.point_optimizer import PointOptimizer
 from ...core.random_state import capturing
 from ...methods.registry import Method
@@ -306,14 +307,16 @@ class GraphStep:
             for _ in range(WARM_UP):
                 step(*self.batch)
             torch.cuda.current_stream().synchronize()
-            step.opt.register_graph(self.graph)
+            if isinstance(step.opt, NoisyOptimizer):
+                step.opt.register_graph(self.graph)
             with captured_in(self.graph, torch.cuda.current_stream(), pool):
                 step(*self.batch)
 
     def __call__(self, *batch: Tensor) -> None:
         for mine, given in zip(self.batch, batch, strict=True):
             mine.copy_(given)
-        self.step.opt.before_replay()
+        if isinstance(self.step.opt, NoisyOptimizer):
+            self.step.opt.before_replay()
         self.graph.replay()
 
 
