@@ -108,6 +108,12 @@ class Experiment:
         """The first sentence of what it is about."""
         return re.split(r"(?<=[.?]) ", self.about, maxsplit=1)[0].removesuffix(".")
 
+    @property
+    def held_out(self) -> bool:
+        """Whether it is judged on a part of the training data."""
+        first = next((cell for cell in self.cells if cell.make), None)
+        return first is not None and first.unnamed.held_out > 0
+
     def recipes(self, scale: str) -> list[Recipe]:
         """The trainings at a scale, each with its seeds.
 

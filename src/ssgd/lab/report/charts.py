@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,9 @@ def cell_panels(part: Experiment, outcomes: Sequence[Outcome]) -> list[Chart]:
         theirs = [(o.cell.x, o.cell.paper, o.cell.spread) for o in mine if o.cell.paper is not None]
         theirs = _with_gaps(theirs, xs)
         theirs += [(point["level"], point["mean"], point["half_width"]) for point in papers]
-        means, own = ([at for o in mine for at in ours(which(o), o.cell.x)] for which in (_primary, _secondary))
+        means, own = (
+            [at for o in mine for at in ours(which(o), o.cell.x)] for which in (attrgetter("ours"), attrgetter("own"))
+        )
         second = series("the training's own statistics", own, "own") if papers else None
         found.append(panel(name, series("paper", theirs, "paper", line=True), series("ours", means), second))
     return found
@@ -238,7 +241,7 @@ def forests(part: Experiment, found: Sequence[Outcome]) -> list[Chart]:
         rows.setdefault(one.cell.metric.rpartition("_")[2], {}).setdefault(group, []).append(gain_of(one, name))
         if settings and one.paper_gain is not None:
             line = {"line": {"at": one.paper_gain, "label": f"the paper's both signs, +{one.paper_gain:.2f}"}}
-    held_out = " on images held out" if part.name in ("tune", "front") else ""
+    held_out = " on data held out" if part.held_out else ""
     return [
         {
             "name": part.name if len(rows) == 1 else f"{part.name}-{kind}",
@@ -258,13 +261,9 @@ def gain_of(one: Outcome, name: str) -> dict[str, Any]:
     assert gain is not None
     low, high = sorted((one.sign * gain.low, one.sign * gain.high))
     seeds = [one.sign * value for value in one.ours.differences.values()]
-    numbers = {"mean": one.sign * gain.middle, "low": low, "high": high, "paper": one.paper_gain, "cost": one.cost}
-    return {
-        "name": name,
-        "count": len(seeds),
-        "seeds": digits(seeds),
-        **{key: digits(value) for key, value in numbers.items()},
-    }
+    theirs = None if one.paper_gain is None else one.sign * one.paper_gain
+    numbers = {"mean": one.sign * gain.middle, "low": low, "high": high, "paper": theirs, "cost": one.cost}
+    return {"name": name, "count": len(seeds), "seeds": digits(seeds)} | {key: digits(v) for key, v in numbers.items()}
 
 
 def passes_chart(found: Sequence[Outcome]) -> Chart:
@@ -302,14 +301,6 @@ def _panel_of(part: Experiment, cell: Cell) -> str:
 
 def _names(part: Experiment) -> list[str]:
     return list(dict.fromkeys(cell.row for cell in part.cells)) if part.x_scale == "names" else []
-
-
-def _primary(one: Outcome) -> Reading:
-    return one.ours
-
-
-def _secondary(one: Outcome) -> Reading | None:
-    return one.own
 
 
 def _mean_sd(values: Array) -> list[tuple[float, float]]:

@@ -85,7 +85,7 @@ class Shown:
     @property
     def ours_called(self) -> str:
         """What the column of our figures is called."""
-        return "ours" if self.part.part else "held out, %" if self.part.name in ("tune", "front") else "test"
+        return "ours" if self.part.part else "held out" if self.part.held_out else "test"
 
 
 def write(results: str | Path, out: str | Path) -> str:
@@ -124,7 +124,9 @@ def render(results: Results, measured: Measured) -> str:
         loader=jinja2.FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the order of heights is that of the choice
-    environment.filters.update(number=number, spread=spread, signed=signed, gained=gained, group=GROUP_OF.get)
+    environment.filters.update(
+        number=number, spread=spread, signed=signed, gained=gained, group=lambda verdict: GROUP_OF.get(verdict, "")
+    )
     page: str = environment.get_template("page.html").render(
         shown=shown,
         questions=asked,
