@@ -224,11 +224,8 @@ def trace(
 
 
 def _hutchinson(counter: CountedProducts, products: int, seed: int) -> Array:
-    found = []
-    for number in range(products):
-        vector = counter.matrix.draw("sign", seed, number)
-        found.append(dot(vector, counter.matvec(vector)))
-    return np.array(found)
+    vectors = (counter.matrix.draw("sign", seed, number).unsqueeze(0) for number in range(products))
+    return np.array([_dots(vector, counter.matmat(vector)).item() for vector in vectors])  # one in memory at a time
 
 
 def _hutch(counter: CountedProducts, products: int, seed: int) -> Array:
@@ -273,12 +270,12 @@ def _xtrace(counter: CountedProducts, products: int, seed: int) -> Array:
 
 
 def _exactly(counter: CountedProducts) -> float:
-    unit = torch.zeros(counter.matrix.size, dtype=counter.matrix.dtype, device=counter.matrix.device)
+    unit = torch.zeros(1, counter.matrix.size, dtype=counter.matrix.dtype, device=counter.matrix.device)
     total = 0.0
     for index in range(counter.matrix.size):
-        unit[index] = 1
-        total += float(counter.matvec(unit)[index])
-        unit[index] = 0
+        unit[0, index] = 1
+        total += float(counter.matmat(unit)[0, index])
+        unit[0, index] = 0
     return total
 
 

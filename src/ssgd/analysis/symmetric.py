@@ -96,9 +96,6 @@ class CountedProducts:
         self._shown = shown
         self._passes, self._started = matrix.passes, time.perf_counter()
 
-    def matvec(self, v: Tensor) -> Tensor:
-        return self.matmat(v.unsqueeze(0)).squeeze(0)
-
     def matmat(self, vectors: Tensor) -> Tensor:
         found = self.matrix.matmat(vectors)
         if not found.isfinite().all():

@@ -55,8 +55,11 @@ def run(options: argparse.Namespace) -> int:
     from ..lab.solutions import solutions
     from ..lab.train.distributed import is_first_process
 
-    found = solutions(options.solutions)
-    results = [measure(one, options) for one in found]
+    found, results = solutions(options.solutions), []
+    for one in found:
+        if is_first_process() and not options.quiet:
+            print(one.name)
+        results.append(measure(one, options))
     if not is_first_process():  # torchrun's other processes have shared in the evaluations
         return 0
     trainings: dict[str, list[Tolerance]] = {}
@@ -81,8 +84,6 @@ def measure(found: Solution, options: argparse.Namespace) -> Tolerance:
     from ..lab.train.evaluating import judged_by_test
 
     task = judged_by_test(tasks(found, execution(options), options.limit, forward_only=True, decode=True))
-    if not options.quiet:
-        print(found.name)
     return tolerance(
         task,
         None if options.damage is None else dict(map(strengths, options.damage)),
