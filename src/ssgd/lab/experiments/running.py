@@ -42,7 +42,6 @@ def carry_out(
     """
     if limit is not None:
         check_count("limit", limit)
-    check_on(on, execution)
     began = time.monotonic()
     results.check_place()
     failures: dict[str, str] = {}
@@ -86,15 +85,11 @@ def _check_processes(runs: Sequence[Planned]) -> None:
             )
 
 
-def check_on(on: str, execution: Execution) -> None:
-    """Refuses a place where the execution cannot be had."""
-    if execution.minutes is not None and on == "ray":
-        raise ValueError("minutes are for runs of one process, not of a Ray cluster")
-
-
 def train_on(on: str, recipes: Sequence[Recipe], stem: Recipe | None, execution: Execution, *more: Any) -> None:
     """Trains recipes of one seed each ``"here"`` or on ``"ray"``; ``more`` is what ``train_here`` takes besides."""
     if on == "ray":
+        if execution.minutes is not None:
+            raise ValueError("minutes are for runs of one process, not of a Ray cluster")
         from .on_ray import train_on_ray
 
         train_on_ray(recipes, stem, execution, more[0])
@@ -113,7 +108,6 @@ def outcomes(
 
     ``execution.minutes`` are counted from ``began`` on, in the seconds of ``time.monotonic()``.
     """
-    check_on(on, execution)
     found: dict[str, Ended] = {}
 
     def over(ended: Ended) -> None:
