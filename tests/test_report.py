@@ -615,7 +615,7 @@ def test_the_top_of_the_page_says_what_came_out(tmp_path):
     (tmp_path / "results").mkdir()
     write_results(tmp_path / "results")
     top, overview = page_of(tmp_path / "results", tmp_path).split("</header>")
-    assert "test accuracy over SGD" in top and "(both signs), where the paper says +1.48." in top
+    assert "test accuracy over SGD" in top and "(both signs, 2 seeds), where the paper says +1.48." in top
     assert "each counted once" in top and 'data-chart="first"' in top
     table = overview.partition('<h2 id="parts">')[0]
     assert "nearest to the paper&#39;s:" in table and "over the base: at its cost" in table

@@ -26,7 +26,7 @@ def headline(judge: Judge) -> str:
     cells = {cell.name: cell for cell in experiment("equal_cost").cells}
     split, both = (judge.outcome(cells[f"{FIRST}/{label}"], unseen=True) for label in ("split-0.15", "both-0.29"))
     said = [
-        f"at {cost} {gained(one.ours.gain)} points ({name})"
+        f"at {cost} {gained(one.ours.gain)} points ({name}, {_seeds(one)})"
         for one, cost, name in ((split, "SGD's cost", "split"), (both, "twice the cost", "both signs"))
         if one.ours.differences
     ]
@@ -34,6 +34,11 @@ def headline(judge: Judge) -> str:
         return ""
     theirs = f", where the paper says {signed(both.paper_gain)}" if both.ours.differences else ""
     return f"ResNet20 on CIFAR-100, test accuracy over SGD's: {'; '.join(said)}{theirs}."
+
+
+def _seeds(one: Outcome) -> str:
+    count = len(one.ours.differences)
+    return f"{count} seeds" if count > 1 else "one seed"
 
 
 def counted(found: Iterable[Outcome]) -> str:
