@@ -6,17 +6,17 @@ the first parts of such names. Or a key is a file of benchmarks/results/ and the
 decimals that stand there.
 
 Tables are filled in three ways. ``<!-- rows: FOLDER NAME … : FIGURE … -->`` names the recipe of each row and the figure
-of each column; ``-`` leaves a column as it is. ``<!-- bench: FILE NAME … -->`` names the benchmark of each number
-behind the first column, in reading order; with ``{}`` in a name, the names are those of one row and ``{}`` is its first
-column. ``<!-- table: NAME -->`` is made by the function of that name.
+of each column. ``<!-- bench: FILE NAME … -->`` names the benchmark of each number behind the first column, in reading
+order; with ``{}`` in a name, the names are those of one row and ``{}`` is its first column. ``<!-- table: NAME -->`` is
+made by the function of that name.
 
-Figures: ``mean`` (± the standard deviation over seeds), ``seeds`` (each of them), ``count``, ``passes``, ``epochs``,
-``cost`` (passes ÷ those of the first row). Over the second recipe, seed by seed: ``gain``, ``lead`` (without its sign),
-``points`` (without its spread too), ``interval`` (95 % of it). With batch-norm's statistics gathered again: ``again``;
+Figures: ``mean`` (± the standard deviation over seeds), ``seeds`` (each of them), ``count``, ``passes``, ``cost``
+(passes ÷ those of the first row). Over the second recipe, seed by seed: ``gain``, ``lead`` (without its sign),
+``interval`` (95 % of it), ``differences`` (each of them). With batch-norm's statistics gathered again: ``again``;
 ``own`` and ``more`` are the mean without that over the same seeds, and what it brings. ``paper`` and ``papers-gain``
-are the paper's own, ``epoch`` the seconds of the fastest epoch. ``!`` behind a figure takes its
-spread off, behind ``:`` stands another metric than the recipe's own, behind ``@`` the only seeds that count.
-``counted`` and ``gains`` are the sentences at the top of the page of results.
+are the paper's own, ``epoch`` the seconds of the fastest epoch. ``!`` behind a figure takes its spread off, behind
+``:`` stands another metric than the recipe's own, behind ``@`` the only seeds that count. ``counted`` and ``gains`` are
+the sentences at the top of the page of results.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ SHORT = {
     "B/": "ablations/B/5e-4/",
     "A-2e-4/": "ablations/A/2e-4/",
 }
-KNOWN = {"mean", "again", "own", "more", "seeds", "count", "passes", "epochs", "cost", "paper", "papers-gain", "epoch"}
-KNOWN |= {"gain", "lead", "points", "interval", "differences"}
+KNOWN = {"mean", "again", "own", "more", "seeds", "count", "passes", "cost", "paper", "papers-gain", "epoch"}
+KNOWN |= {"gain", "lead", "interval", "differences"}
 MARK = re.compile(r"(<!-- n: (.+?) -->)(.*?)(<!-- /n -->)", re.DOTALL)
 ROWS = re.compile(r"(<!-- rows: (\S+) (.+?) : (.+?) -->\n+)((?:\|.*\n)+)")
 BENCH = re.compile(r"(<!-- bench: (\S+) (.+?) -->\n+)((?:\|.*\n)+)")
@@ -140,8 +140,6 @@ def told(figure: str, name: str = "", base: str = "", first: str = "") -> str:
         return str(len(ours))
     if figure == "passes":
         return f"{passes(row):g}"
-    if figure == "epochs":
-        return f"{row['epochs']} epochs"
     if figure == "cost":
         return f"{(passes(row) or 0) / (passes(next(iter(rows_of(first).values()))) or 1):g}"
     if figure == "more":
@@ -156,8 +154,6 @@ def told(figure: str, name: str = "", base: str = "", first: str = "") -> str:
     found = paired(ours, theirs, not metric.endswith("accuracy"))
     if found is None:
         return ""
-    if figure == "points":
-        return f"{abs(found.mean):.2f}"
     if figure == "lead":
         return f"{abs(found.mean):.2f} ± {found.sd:.2f}"
     if figure == "interval":
@@ -188,10 +184,8 @@ def _measured(file: str, name: str, known: re.Match[str]) -> str:
 def _rows(folder: str, names: list[str], wanted: list[str], lines: list[str]) -> str:
     done, first = lines[:2], f"{folder}/{names[0]}"
     for name, line in zip(names, lines[2:], strict=True):
-        label, *known = _parts(line)
-        own = f"{folder}/{name}"
-        values = [old if one == "-" else told(one, own, first, first) for one, old in zip(wanted, known, strict=True)]
-        done.append("| " + " | ".join([label, *values]) + " |")
+        values = [told(one, f"{folder}/{name}", first, first) for one in wanted]
+        done.append("| " + " | ".join([_parts(line)[0], *values]) + " |")
     return "\n".join(done) + "\n"
 
 
