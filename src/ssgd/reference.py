@@ -48,8 +48,8 @@ class Reference:
             g_plus = self._gradient(parameters, plus_loss, [w_l + n_l for w_l, n_l in zip(w, n, strict=True)])
             g_minus = self._gradient(parameters, minus_loss, [w_l - n_l for w_l, n_l in zip(w, n, strict=True)])
             for g_i, plus, minus in zip(g, g_plus, g_minus, strict=True):
-                g_i += shares[0] / self.pairs * plus
-                g_i += shares[1] / self.pairs * minus
+                g_i.add_(plus, alpha=shares[0] / self.pairs)
+                g_i.add_(minus, alpha=shares[1] / self.pairs)
         self._set_layers(w)
         for p, g_i in zip(parameters, g, strict=True):
             p.grad = g_i
