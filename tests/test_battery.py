@@ -1,4 +1,4 @@
-"""One battery over {base} × {way in} × {distribution}: fast = reference to the bit, level 0 = base, resume = no break."""
+"""One battery over {base} × {way in} × {distribution}: fast = reference bitwise, level 0 = base, resume = no break."""
 
 import copy
 import io

@@ -29,11 +29,6 @@ LATE = (
 NOTHING = "step() after points without a gradient: run loss.backward() inside `with point:`, outside of torch.no_grad()"
 NO_GRAD = "there are no gradients under torch.no_grad() or inference_mode(): take the points outside of it"
 IN_ANOTHER = "another optimizer is inside a point and averages the same gradients: leave out model= of both optimizers"
-STRANGERS = (
-    "another optimizer updates parameters whose gradients come at several points. From now on they are averaged, but "
-    "before its first step nobody knew of it, and they were their sum, not their mean: pass model=... to the "
-    "optimizer that takes the points"
-)
 
 
 class Route:
@@ -112,11 +107,13 @@ class Passes:
     """The points of one batch of ``opt``, taken in order along the route.
 
     Args:
-        others: parameters that another optimizer updates, whose gradients are averaged over the points too.
-        strangers: whether they are known only by that optimizer's steps, and not from ``model``.
+        others: parameters of the model that another optimizer updates, whose gradients are averaged too.
+        strangers: what other optimizers update where the model is not known, so that it is told of.
     """
 
-    def __init__(self, opt: PointOptimizer, route: Route, others: Sequence[Tensor], strangers: bool) -> None:
+    def __init__(
+        self, opt: PointOptimizer, route: Route, others: Sequence[Tensor], strangers: Sequence[Tensor]
+    ) -> None:
         self.route = route
         self.stage = Stage.READY
         self.done = 0
@@ -125,8 +122,7 @@ class Passes:
         self._own = opt.all_parameters
         self.gradients = MeanGradient(self._own, others, route.shares)
         self._statistics = RunningStatistics(opt.model, opt.bn_stats if any(route.signs) else "both")
-        self._watch = Watch(opt.model)
-        self._strangers = others if strangers and all(route.shares) else ()
+        self._watch = Watch(opt.model, strangers)
         self._ddp = unwrap_ddp(opt.model)
         self._sharded = sharded_modules(opt.model)  # found once: a large model takes long to go through
         self._same_rng = opt.rng == "same"
@@ -192,9 +188,6 @@ class Passes:
             self._cleanup.close()
             if failed:
                 return self.drop()
-            if point.index and any([p.grad is not None for p in self._strangers]):
-                warnings.warn(STRANGERS, stacklevel=3)
-                self._strangers = ()
             self.route.moving.restore()
             self.route.leave(point.index)
             reshard(self._sharded)

@@ -33,6 +33,12 @@ def _note_step(opt: Optimizer, *_: object) -> None:
         _others_that_stepped.add(opt)
 
 
+def _updated_elsewhere() -> list[Tensor]:
+    """The parameters that these optimizers update."""
+    groups = [group for opt in _others_that_stepped if "_wrapped_by" not in opt.__dict__ for group in opt.param_groups]
+    return [p for group in groups for p in group["params"]]
+
+
 register_optimizer_step_post_hook(_note_step)
 
 
@@ -354,21 +360,12 @@ class PointOptimizer(Optimizer):
         route = self.rule.route(self, halve)
         if self.rng == "same" and any(route.signs) and random_state.capturing():
             raise RuntimeError('rng="same" puts random states back on the host, which a CUDA graph cannot hold')
-        self._passes = Passes(self, route, self._others(), strangers=self.model is None)
+        own = set(map(id, self.all_parameters))
+        strangers = [p for p in _updated_elsewhere() if id(p) not in own] if self.model is None else []
+        others = [] if self.model is None else [p for p in self.model.parameters() if id(p) not in own]
+        self._passes = Passes(self, route, others, strangers)
         self.batches += 1
         return self._passes
-
-    def _others(self) -> list[Tensor]:
-        """Return what another optimizer updates of the model, or of models that are not known."""
-        if self.model is not None:
-            found = self.model.parameters()
-        elif not _others_that_stepped:
-            return []
-        else:
-            known = [opt for opt in _others_that_stepped if "_wrapped_by" not in opt.__dict__]
-            found = (p for opt in known for group in opt.param_groups for p in group["params"])
-        own = set(map(id, self.all_parameters))
-        return list({id(p): p for p in found if id(p) not in own}.values())
 
     def _evaluate(self, closure: Callable[[], Loss]) -> Loss | None:
         """Call the closure at every point; right whether or not it clears gradients."""

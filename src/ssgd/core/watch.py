@@ -7,10 +7,11 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
 from torch.optim.swa_utils import AveragedModel
 
+from .gradients import version_of
 from .moving import MovingWeights
 from .parallel import bare
 
@@ -24,6 +25,10 @@ NO_BACKWARD = (
 EARLY = "the forward pass ran before its point was entered, at other weights: run it inside `with point:`"
 MODE = "the model went from train() to eval(), or back, inside a point: evaluate at clean weights, after the last point"
 AVERAGED = "AveragedModel.update_parameters() inside a point would average moved weights: call it after opt.step()"
+STRANGERS = (
+    "another optimizer updates parameters whose gradients came at several points and are their sum, not their mean: "
+    "pass model=... to the optimizer that takes the points, which then averages the gradients of the whole model"
+)
 UNDONE = (
     "something wrote to the weights inside a point, such as a layer that sets them from its first batch, "
     "Embedding(max_norm=...) or load_state_dict(): it is undone when they return to w. Let it write outside the "
@@ -32,9 +37,12 @@ UNDONE = (
 
 
 class Watch:
-    """Tells of a forward at other weights, a write that is undone, an evaluation, and an average of moved weights."""
+    """Tells of a forward at other weights, a write that is undone, an evaluation, an average, and strange gradients."""
 
-    def __init__(self, model: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module | None, strangers: Sequence[Tensor]) -> None:
+        self._strangers = strangers  # that another optimizer updates, in a model that is not known
+        self._gradients: list[tuple[int, int]] = []  # theirs, when the point was entered
+        self._strange_points = 0  # where some came
         self.modules = [] if model is None else [model, bare(model)]
         self.moving = MovingWeights([])
         self._written: Sequence[tuple[int, int]] = ()
@@ -44,6 +52,7 @@ class Watch:
         """A point is entered. While weights are away from w, train() and update_parameters() are ours."""
         self.moving, self._written = moving, moving.writes()
         self._entered = _get_sequence_nr()
+        self._gradients = _marks(self._strangers)
         if moving.kept:
             _open.add(self)
             AveragedModel.update_parameters = _average  # type: ignore[assignment, method-assign]
@@ -58,6 +67,10 @@ class Watch:
                 break
         if point.sign and point.loss is not None and _was_made(point.loss, self._left, self._entered):
             warnings.warn(EARLY, stacklevel=4)
+        self._strange_points += self._gradients != _marks(self._strangers)
+        if self._strange_points == 2:
+            warnings.warn(STRANGERS, stacklevel=4)
+            self._strangers = ()
         self._left = _get_sequence_nr()
         return self._left > self._entered
 
@@ -93,6 +106,11 @@ class _Train:
         if mode is not self.module.training and _open:  # a copy of the module keeps it
             warnings.warn(MODE, stacklevel=2 if mode else 3)
         return type(self.module).train(self.module, mode)
+
+
+def _marks(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """The place and the version of each gradient, which show whether a backward() has added to it."""
+    return [(0, 0) if p.grad is None else (id(p.grad), version_of(p.grad)) for p in parameters]
 
 
 def _was_made(loss: object, since: int, until: int) -> bool:
