@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,16 @@ def _leaves(batch: Any) -> Iterator[Any]:
     """Yields a batch's entries, also of mappings that pytree takes for leaves, such as transformers' BatchEncoding."""
     for leaf in tree_leaves(batch):
         yield from _leaves(dict(leaf)) if isinstance(leaf, Mapping) else (leaf,)
+
+
+class Again(Iterable[Any]):
+    """Batches that a function makes anew each time they are gone through."""
+
+    def __init__(self, batches: Callable[[], Iterable[Any]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches())
 
 
 @dataclass(frozen=True)
@@ -115,8 +126,13 @@ class Task:
 
     def replaying(self, stream: Snapshot) -> Task:
         """Returns the task with the random streams at ``stream`` before each pass over its batches."""
-        again = None if self.as_trained is None else _Replayed(self.as_trained, stream)
-        return replace(self, batches=_Replayed(self.batches, stream), as_trained=again)
+
+        def again(batches: Iterable[Any]) -> Iterable[Any]:
+            put_back(stream)
+            return batches
+
+        found = replace(self, batches=Again(partial(again, self.batches)))
+        return found if self.as_trained is None else replace(found, as_trained=Again(partial(again, self.as_trained)))
 
     def inputs_for_batchnorm(self) -> Iterator[Any]:
         """Yields the inputs that the statistics are gathered from."""
@@ -248,16 +264,6 @@ def seeded(model: nn.Module, seed: int = 0) -> Snapshot:
     found = snapshot(devices)
     put_back(before)
     return found
-
-
-@dataclass(frozen=True)
-class _Replayed(Iterable[Any]):
-    batches: Iterable[Any]
-    stream: Snapshot
-
-    def __iter__(self) -> Iterator[Any]:
-        put_back(self.stream)
-        return iter(self.batches)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from ..core.parallel import bare
 from .acceleration import Captured, widest
 from .damage import DAMAGES, Damage, Weights, float_tensors, noisy_inputs
 from .results import Header, Row, complete
-from .task import NO_BATCHES, PRECISIONS, Task, check_task, samples, seeded, unmoved
+from .task import NO_BATCHES, PRECISIONS, Again, Task, check_task, samples, seeded, unmoved
 
 Array = NDArray[np.float64]
 Strengths = Mapping[str, Sequence[float] | None]
@@ -185,7 +185,7 @@ class _Measurement:
         prepare = self._prepared(damage, strength, draw)
         found = [self._figures(prepare)]
         if len(self.columns) > 1:
-            inputs = _Mapped(self.inputs, lambda given: prepare(given, given))
+            inputs = Again(lambda: (prepare(given, given) for given in self.inputs))
             replace(self.task, as_trained=inputs, inputs=lambda given: given).recompute_batchnorm(self.forward)
             found.append(self._figures(prepare))
         return found
@@ -213,7 +213,7 @@ class _Measurement:
         return drawn
 
     def _figures(self, prepare: Callable[[Any, Any], Any]) -> list[float | None]:
-        task = replace(self.task, batches=_Mapped(self.task.batches, lambda b: prepare(b, self.task.inputs(b))))
+        task = replace(self.task, batches=Again(lambda: (prepare(b, self.task.inputs(b)) for b in self.task.batches)))
         sums, total = task.total(self.sums)
         error = 100 * sums[1] / sums[2] if task.counts_errors or task.logits is not None else None
         ece = None
@@ -299,14 +299,3 @@ def _result(header: Header, found: Sequence[Row]) -> Tolerance:
         errors=values[1],
         eces=values[2],
     )
-
-
-class _Mapped(Iterable[Any]):
-    """Batches that go through a function as they are asked for, each time."""
-
-    def __init__(self, batches: Iterable[Any], function: Callable[[Any], Any]) -> None:
-        self.batches = batches
-        self.function = function
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.function, self.batches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -139,7 +139,7 @@ def tasks_of(
             ones, for which there is room then, on a CPU such that the cache holds what a layer makes of them.
         decode: let the error of utterances be that of their words, by greedy decoding, which waits for the device.
     """
-    from ...analysis.task import Task, samples
+    from ...analysis.task import Again, Task, samples
 
     kind = kind_of(source)
     objective, words = kind.objective, source.kind == "language"
@@ -204,13 +204,3 @@ def _words(batch: tuple[Tensor, ...]) -> int:
 
 def _small(images: Tensor, *_: Tensor) -> bool:
     return images.shape[-1] <= 32
-
-
-class Again(Iterable[Any]):
-    """The batches of a function, from the beginning each time."""
-
-    def __init__(self, batches: Callable[..., Iterator[Any]]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches())
