@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations as P
 
-from ssgd import SSGD
-from ssgd.core.one_pass import Unserved
+from ssgd import SSGD, Unserved
 
 D = torch.float64
 V = 23  # words

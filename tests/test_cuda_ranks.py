@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from ssgd import SSGD
-from ssgd.core.one_pass import Unserved
+from ssgd import SSGD, Unserved
 
 try:
     import pytest

@@ -18,9 +18,8 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from ssgd import SSGD, recompute_bn
+from ssgd import SSGD, Unserved, recompute_bn
 from ssgd.core import random_state
-from ssgd.core.one_pass import Unserved
 
 from .one_pass_cases import Use
 from .problems import convnet, images, mlp, vectors
@@ -643,6 +642,42 @@ def test_a_backward_after_the_block_is_refused():
     opt.zero_grad()
     with pytest.raises(Unserved, match=r"a backward\(\) came after its block"), opt.one_pass():
         other.backward()
+
+
+@pytest.mark.parametrize(("reentrant", "sentence"), [(False, "came after its block"), (True, "ran after its point")])
+def test_a_late_backward_that_computes_again_is_refused(reentrant, sentence):
+    """By itself, or by the step() that would take its gradients: it computes with the clean weights."""
+    model, (x, y) = mlp(), vectors()
+    opt = optimizer(model)
+    with opt.one_pass():
+        loss = F.cross_entropy(checkpoint(model, x.requires_grad_(), use_reentrant=reentrant), y)
+    with pytest.raises(RuntimeError, match=sentence):
+        loss.backward()
+        opt.step()
+
+
+def test_a_function_of_the_users_own_that_computes_again_is_refused():
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.w = w
+            ctx.save_for_backward(x)
+            return F.linear(x, w)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g @ ctx.w, g.t() @ ctx.saved_tensors[0]
+
+    model, (x, y) = Use(lambda s, x: Again.apply(x, s.w), w=(3, 5)).double(), vectors()
+    opt = optimizer(model, perturb=[model.w])
+    with pytest.raises(Unserved, match=r"w: matmul of .* was not seen"), opt.one_pass():
+        F.cross_entropy(model(x.requires_grad_()), y).backward()
+
+
+def test_half_a_batch_of_one_value_a_channel_is_refused():
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).double()
+    with pytest.raises(Unserved, match="a half with one value a channel"), optimizer(model).one_pass():
+        model(vectors(3)[0])
 
 
 def test_a_value_kept_from_an_earlier_block_is_refused():

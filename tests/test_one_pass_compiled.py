@@ -9,8 +9,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim import SGD
 
-from ssgd import SSGD
-from ssgd.core.one_pass import Unserved
+from ssgd import SSGD, Unserved
 
 from .one_pass_cases import Nano, Use, ids, words
 from .test_one_pass import normed, pictures

@@ -13,8 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from ssgd import SSGD
-from ssgd.core.one_pass import Unserved
+from ssgd import SSGD, Unserved
 
 from ..problems import mlp, vectors
 from .by_hand import assert_same_on_every_rank
