@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -136,42 +135,6 @@ class Embedding(torch.autograd.Function):
         return None, torch.ops.aten.embedding_dense_backward(g, *ctx.saved_tensors, *ctx.how), None, None, None
 
 
-class BatchNorm(torch.autograd.Function):
-    """Each half by its own statistics. ``weights`` and ``biases`` are what it is scaled by; w and bias get gradients.
-
-    ``gathered`` has for each half the running mean and variance that it moves, or None, and how far.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, w: Any, bias: Any, weights: Any, biases: Any, sizes: Any, gathered: Any, eps: float
-    ) -> Tensor:
-        ctx.sizes, ctx.eps = sizes, eps
-        first = next(t for t in (w, gathered[0][0], x) if t is not None)
-        kind = first.dtype if x.device.type == "cpu" else torch.promote_types(x.dtype, torch.float32)
-        y = torch.empty_like(x)
-        statistics: list[Tensor] = []
-        parts = zip(torch.split(x, ctx.sizes), torch.split(y, ctx.sizes), weights, biases, gathered, strict=True)
-        for part, out, v, b, (mean, var, factor) in parts:
-            room = {key: x.new_empty(x.shape[1], dtype=kind) for key in ("save_mean", "save_invstd")}
-            torch.ops.aten.native_batch_norm.out(part, v, b, mean, var, True, factor, ctx.eps, out=out, **room)
-            statistics += room.values()
-        ctx.save_for_backward(x, *weights, *statistics)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        (x, *weights, mean, invstd, mean_2, invstd_2), wanted = ctx.saved_tensors, list(ctx.needs_input_grad[:3])
-        back, statistics = torch.ops.aten.native_batch_norm_backward, ((mean, invstd), (mean_2, invstd_2))
-        parts = zip(torch.split(g, ctx.sizes), torch.split(x, ctx.sizes), weights, statistics, strict=True)
-        halves = [back(g, x, v, None, None, *found, True, ctx.eps, wanted) for g, x, v, found in parts]
-        dx, *scales = zip(*halves, strict=True)
-        there = [both for both, want in zip(scales, wanted[1:], strict=True) if want]
-        sums = iter(torch._foreach_add(*map(list, zip(*there, strict=True))) if there else ())
-        dw, db = (next(sums) if want else None for want in wanted[1:])
-        return torch.cat(dx) if wanted[0] else None, dw, db, None, None, None, None, None
-
-
 class Half(torch.autograd.Function):
     """w + n or w − n as a tensor whose gradient is w's."""
 
@@ -258,56 +221,45 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """By halves or over the batch, as the block says; running statistics move as ``bn_stats`` says."""
+    """By halves or over the batch, as the block says; running statistics move as ``bn_stats`` says.
+
+    Not by a function of our own: in Python it takes longer than the two operators that it saves.
+    """
     owner, layer, sizes = weight.owner, weight.layer, [half, len(input) - half]
-    (w, weights), (b, biases) = _sides(weight), _sides(bias)
-    noisy = weights[0] is not weights[1] or biases[0] is not biases[1]
+    noisy = weight.w is not None or not (bias is None or isinstance(bias, Tensor))
     if not training:
-        return None if noisy else F.batch_norm(input, running_mean, running_var, w, b, eps=eps)
+        return None if noisy else F.batch_norm(input, running_mean, running_var, weight.two[0], bias, eps=eps)
     policy = owner.bn_stats if running_mean is not None else "none"
     real, nothing = (running_mean, running_var, momentum), (None, None, momentum)
-    first: Any
-    second: Any
-    first, second = (nothing, nothing) if policy == "none" else (real, nothing)  # what each half moves, and how far
+    moved: list[Any] = [nothing, nothing] if policy == "none" else [real, nothing]  # by each half, and how far
     if owner.batch_norm == "batch":
         owner.count(layer, -(policy == "none"))
-        own = (None, None) if noisy else (w, b)
-        y = F.batch_norm(input, first[0], first[1], own[0], own[1], True, momentum, eps)
-        return _scaled(torch.split(y, sizes), weight, bias, weights[0]) if noisy else y
-    if min(sizes) * math.prod(input.shape[2:]) == 1:
-        refuse("batch-norm of a half with one value a channel: take a larger batch, or points()", weight.origin)
+        mean, var, _ = moved[0]
+        if not noisy:
+            return F.batch_norm(input, mean, var, weight.two[0], bias, True, momentum, eps)
+        y = F.batch_norm(input, mean, var, None, None, True, momentum, eps)
+        zeros = torch.zeros_like(weight.two[0])
+        return _scaled(torch.split(y, sizes), [(zeros, zeros + 1, 0.0)] * 2, weight, bias, False, 0.0)
     if policy == "both":
-        second = *real[:2], momentum if layer.momentum is not None else momentum / (1 + momentum)
+        moved[1] = *real[:2], momentum if layer.momentum is not None else momentum / (1 + momentum)
     elif policy == "once":
-        first, second = ((running_mean.clone(), running_var.clone(), momentum) for _ in range(2))
-    if torch.compiler.is_compiling():  # which fuses what is joined
-        scales = [(_value(weight, i), _value(bias, i)) for i in (0, 1)]
-        parts = zip(torch.split(input, sizes), (first, second), scales, strict=True)
-        y = torch.cat([F.batch_norm(x, m, v, *scale, True, factor, eps) for x, (m, v, factor), scale in parts])
-    else:
-        y = BatchNorm.apply(input, w, b, weights, biases, sizes, (first, second), eps)  # type: ignore[no-untyped-call]
+        moved = [(running_mean.clone(), running_var.clone(), momentum) for _ in range(2)]
+    y = _scaled(torch.split(input, sizes), moved, weight, bias, True, eps)
     if policy == "once":
         with torch.no_grad():
-            running_mean.copy_(first[0].lerp(second[0], 0.5)), running_var.copy_(first[1].lerp(second[1], 0.5))
+            for i, running in enumerate((running_mean, running_var)):
+                running.copy_(moved[0][i].lerp(moved[1][i], 0.5))
     owner.count(layer, {"both": 1, "none": -1}.get(policy, 0))
     return y
 
 
-def _sides(a: Any) -> tuple[Any, Any]:
-    """What gets the gradient, and its two values."""
-    if a is None or isinstance(a, Tensor):
-        return a, (a, a)
-    return (a.two[0], a.two) if a.w is None else (a.w, a.two.unbind())
-
-
-def _value(a: Any, sign: int) -> Any:
-    return a if a is None or isinstance(a, Tensor) else a.value(sign)
-
-
-def _scaled(halves: Sequence[Tensor], weight: Any, bias: Any, like: Tensor) -> Tensor:
-    zeros, ones = torch.zeros_like(like), torch.ones_like(like)
-    values = [(_value(weight, i), _value(bias, i)) for i in (0, 1)]
-    return torch.cat([F.batch_norm(x, zeros, ones, *v, eps=0.0) for x, v in zip(halves, values, strict=True)])
+def _scaled(halves: Any, statistics: Any, weight: Any, bias: Any, training: bool, eps: float) -> Tensor:
+    """Each half by its statistics, and by the values of weight and bias at its sign."""
+    found = []
+    for i, (x, (mean, var, factor)) in enumerate(zip(halves, statistics, strict=True)):
+        b = bias if bias is None or isinstance(bias, Tensor) else bias.value(i)
+        found.append(F.batch_norm(x, mean, var, weight.value(i), b, training, factor, eps))
+    return torch.cat(found)
 
 
 def batch_norm_seen(

@@ -119,12 +119,19 @@ for _name in (set(dir(Tensor)) - set(dir(object)) - set(dir(Pair)) | _OF_OBJECTS
     setattr(Pair, _name, _forwarded(_name))
 
 
+PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
+
+
 def mapped(g: Callable[[Any], Any], a: Any) -> Any:
     """g of every tensor and pair in nested lists, tuples and dictionaries; a noisy weight is its pair."""
     kind = type(a)
     if kind is Noisy:
         return g(a._pair)
-    if kind is Pair or isinstance(a, Tensor):
+    if kind is Tensor or kind is Pair:
+        return g(a)
+    if kind in PLAIN:  # before isinstance(), which takes long for a Tensor
+        return a
+    if isinstance(a, Tensor):
         return g(a)
     if kind is list:
         return [mapped(g, v) for v in a]
