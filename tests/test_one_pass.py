@@ -147,6 +147,25 @@ def test_complex_weights():
     same_as_split(model, *vectors(7))
 
 
+def test_vectors_as_the_weights_of_a_linear_layer():
+    """Also that of a batch-norm, which is a pair without noise."""
+
+    def columns(s, x):
+        return torch.stack([F.linear(x, s.w), F.linear(s.n(x), s.n.weight), x[:, 0]], 1)
+
+    model, (x, y) = Use(columns, w=(5,), n=nn.BatchNorm1d(5)).double(), vectors(7)
+    other = copy.deepcopy(model)
+    opt, split = optimizer(model, perturb=[model.w]), optimizer(other, perturb=[other.w])
+    assert opt.dry_run(model, x) == {"w": "pair"}
+    with opt.one_pass():
+        F.cross_entropy(model(x), y).backward()
+    for point, (a, b) in split.split(x, y):
+        with point:
+            F.cross_entropy(other(a), b).backward()
+    for a, b in zip(gradient(model), gradient(other), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
 def test_level_0_is_the_base_bitwise_and_at_its_cost():
     model = normed()
     other = copy.deepcopy(model)

@@ -229,10 +229,11 @@ class Call:
         fast, at_x = FAST.get(self.f, (None, 0))
         if fast is None or len(self.found) <= at_x + 1 or dims[at_x] != 0 or len(self.args) <= at_x:
             return None
-        x, weight = self.found[at_x], self.pairs[0] if self.f is F.batch_norm else self.found[at_x + 1]
+        x, is_norm = self.found[at_x], self.f is F.batch_norm
+        weight = self.pairs[0] if is_norm else self.found[at_x + 1]
         if self.args[at_x] is not x or type(x) is Pair or type(weight) is not Pair:
             return None
-        if weight.layer is None and (weight.w is None or weight.two.is_complex() or self.f is F.batch_norm):
+        if weight.layer is None if is_norm else weight.w is None or weight.two.dim() < 3 or weight.two.is_complex():
             return None
         others = [(a, d) for a, d in zip(self.found, dims, strict=True) if a is not x and a is not weight]
         if any(d is not None or (type(a) is Pair and (a.w is None or a.two.dim() != 2)) for a, d in others):
