@@ -91,9 +91,7 @@ class MovingWeights:
 
     def writes(self) -> list[tuple[int, int]]:
         """Address and version of every tensor while a copy is kept: what restore() will undo shows in it."""
-        if not self.kept:
-            return []
-        return [(t.data_ptr(), t._version) for bucket in self.buckets for t in map(local, bucket.parameters)]
+        return [(t.data_ptr(), t._version) for bucket in self.buckets for t in bucket.tensors] if self.kept else []
 
 
 def make_buckets(chosen: Sequence[Chosen]) -> list[Bucket]:

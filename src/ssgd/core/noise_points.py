@@ -218,7 +218,7 @@ class NoisePoints(Rule):
 
     def weights(self, opt: PointOptimizer) -> NoisyWeights:
         """Return the weights that move, found again when a tensor, its memory or the choice has changed."""
-        opt._levels()  # checks them
+        self.levels = opt._levels()
         index: dict[int, tuple[int, int]] = {}  # the group and the position of each parameter
         moving = []  # groups
         for number, group in enumerate(opt.base.param_groups):
@@ -291,7 +291,7 @@ class NoiseRoute(Route):
         turned = rule.place.sign if rule.mirror else 1
         super().__init__([sign * turned for sign, _ in draws], shares, weights)
         self.weights, self.draws = weights, draws
-        self.numbers, self.levels = rule.numbers(opt, opt.batches % rule.ranks_here), opt._levels()
+        self.numbers, self.levels = rule.numbers(opt, opt.batches % rule.ranks_here), rule.levels
 
     def enter(self, index: int) -> None:
         draw = self.draws[index]

@@ -152,10 +152,9 @@ class Passes:
             raise RuntimeError("this point is over: take points in order, each once, from a new points() or split()")
         if index and self.gradients.changed():
             raise RuntimeError(LATE)
-        own = set(map(id, self.gradients.all)) if _inside and not index else set()
-        others = [other for other in _inside if other.stage is Stage.INSIDE] if own else []
-        if any(id(p) in own for other in others for p in other.gradients.all):
-            raise RuntimeError(IN_ANOTHER)
+        for other in list(_inside) if not index else ():
+            if other.stage is Stage.INSIDE and not {*self.gradients.all}.isdisjoint(other.gradients.all):
+                raise RuntimeError(IN_ANOTHER)
         try:
             self.stage = Stage.INSIDE
             self._cleanup.callback(_inside.discard, self)
@@ -190,7 +189,8 @@ class Passes:
                 return self.drop()
             self.route.moving.restore()
             self.route.leave(point.index)
-            reshard(self._sharded)
+            if self._sharded:
+                reshard(self._sharded)
             came = self.gradients.end(point.index, moved=point.sign != 0)
             self._statistics.after(point.index, len(self.points))
             self.done, self.stage = point.index + 1, Stage.BETWEEN

@@ -360,9 +360,12 @@ class PointOptimizer(Optimizer):
         route = self.rule.route(self, halve)
         if self.rng == "same" and any(route.signs) and random_state.capturing():
             raise RuntimeError('rng="same" puts random states back on the host, which a CUDA graph cannot hold')
-        own = set(map(id, self.all_parameters))
-        strangers = [p for p in _updated_elsewhere() if id(p) not in own] if self.model is None else []
-        others = [] if self.model is None else [p for p in self.model.parameters() if id(p) not in own]
+        others: list[Tensor] = []  # of the model
+        strangers: list[Tensor] = []  # of models that are not known
+        if self.model is not None or _others_that_stepped:
+            own = set(map(id, self.all_parameters))
+            found = _updated_elsewhere() if self.model is None else self.model.parameters()
+            (strangers if self.model is None else others).extend(p for p in found if id(p) not in own)
         self._passes = Passes(self, route, others, strangers)
         self.batches += 1
         return self._passes

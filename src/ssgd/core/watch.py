@@ -52,7 +52,8 @@ class Watch:
         """A point is entered. While weights are away from w, train() and update_parameters() are ours."""
         self.moving, self._written = moving, moving.writes()
         self._entered = _get_sequence_nr()
-        self._gradients = _marks(self._strangers)
+        if self._strangers:
+            self._gradients = _marks(self._strangers)
         if moving.kept:
             _open.add(self)
             AveragedModel.update_parameters = _average  # type: ignore[assignment, method-assign]
@@ -67,10 +68,11 @@ class Watch:
                 break
         if point.sign and point.loss is not None and _was_made(point.loss, self._left, self._entered):
             warnings.warn(EARLY, stacklevel=4)
-        self._strange_points += self._gradients != _marks(self._strangers)
-        if self._strange_points == 2:
-            warnings.warn(STRANGERS, stacklevel=4)
-            self._strangers = ()
+        if self._strangers:
+            self._strange_points += self._gradients != _marks(self._strangers)
+            if self._strange_points == 2:
+                warnings.warn(STRANGERS, stacklevel=4)
+                self._strangers = ()
         self._left = _get_sequence_nr()
         return self._left > self._entered
 

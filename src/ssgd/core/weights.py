@@ -43,7 +43,7 @@ class NoisyWeights(MovingWeights):
         n is drawn unless it is there already, and stays for another move with this draw if there is one ``again``.
         """
         if self._noise_of != (numbers, draw):
-            self.release()
+            self._noise = []  # first, so that two are never held
             self._noise, self._noise_of = self.noise(numbers, draw, levels), (numbers, draw)
         self.keep()
         for bucket, noise in zip(self.buckets, self._noise, strict=True):
@@ -103,15 +103,17 @@ class NoisyWeights(MovingWeights):
         for bucket in self.buckets:
             for draw in range(draws):
                 for position in bucket.positions:
-                    self._generator(bucket, numbers, draw, position, seeded=True)
+                    self._generator(bucket.tensors[0].device, numbers, draw, position, seeded=True)
 
     def register(self, graph: torch.cuda.CUDAGraph) -> None:
         """Let the graph know every generator there is."""
         for generator in self._generators.values():
             graph.register_generator_state(generator)
 
-    def _generator(self, bucket: Bucket, numbers: Numbers, draw: int, position: int, seeded: bool) -> torch.Generator:
-        key = bucket.tensors[0].device, numbers[2], draw, position
+    def _generator(
+        self, device: torch.device, numbers: Numbers, draw: int, position: int, seeded: bool
+    ) -> torch.Generator:
+        key = device, numbers[2], draw, position
         generator = self._generators.get(key)
         if generator is None:
             generator = self._generators[key] = torch.Generator(key[0])
@@ -130,7 +132,7 @@ class NoisyWeights(MovingWeights):
             rooms = (torch.empty(n, dtype=like.dtype, device=like.device) for n in bucket.numels)
         found = []
         for parameter, position, z in zip(bucket.parameters, bucket.positions, rooms, strict=True):
-            filled = self.distribution.fill(z, self._generator(bucket, numbers, draw, position, seeded))
+            filled = self.distribution.fill(z, self._generator(z.device, numbers, draw, position, seeded))
             if isinstance(filled, Tensor) and filled.data_ptr() != z.data_ptr():
                 raise TypeError(
                     f"the distribution {self.distribution.name!r} returned a tensor of its own: fill(z, generator) "
