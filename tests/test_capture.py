@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from ssgd.core.capture import captured_in
+from ssgd.analysis.acceleration import captured_in
 
 
 @pytest.fixture

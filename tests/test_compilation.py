@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from ssgd.core.versions import recompile_limit
 from ssgd.lab.compilation import allow_many_compilations, compiled_for, start_compilers
 from ssgd.lab.experiments import get
 from ssgd.lab.train import engine, train
 from ssgd.lab.train.engine import set_up
 from ssgd.lab.train.recipe import Execution
+from ssgd.lab.versions import recompile_limit
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ssgd.analysis import FromProducts, Hessian, Task, spectrum, top_eigenvalues
+from ssgd.analysis.acceleration import precision_settings
 from ssgd.analysis.task import evaluating
-from ssgd.core.versions import precision_settings
 
 from .hessian_problems import apart, cross_entropy, exact, some, task_of
 

@@ -38,10 +38,11 @@ BELOW = {  # the library's rooms, which know nothing of the laboratory, and the 
 }
 IN_THE_LAB = {  # its rooms, all of which may know the library, but for those of ALONE
     "columns": set(),
-    "compilation": set(),
+    "versions": set(),
+    "compilation": {"versions"},
     "models": set(),
     "data": {"compilation"},
-    "train": {"models", "data", "compilation", "columns"},
+    "train": {"models", "data", "compilation", "columns", "versions"},
     "solutions": {"data", "models", "train"},
     "experiments": {"columns", "models", "data", "train", "solutions"},
     "report": {"experiments"},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ssgd
-from ssgd.core.versions import OLDEST
+from ssgd.lab.versions import OLDEST
 
 from .server import serving
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from ssgd import SSGD
-from ssgd.core.versions import FSDP2, OLDEST, at_least, inductor_has, need, precision_settings
+from ssgd.analysis.acceleration import precision_settings
 from ssgd.lab.compilation import compiled_for
 from ssgd.lab.experiments import get
 from ssgd.lab.train.distributed import Ranks, check
 from ssgd.lab.train.recipe import Execution
+from ssgd.lab.versions import FSDP2, OLDEST, at_least, inductor_has, need
 
 ROOT = Path(__file__).parent.parent
 RECORDED = [1.6153, -0.4375, -0.3234, 1.4463, 0.9186, -0.3989, 0.684, -0.4409, -0.2356, -0.8846, 0.9151, -1.9137]

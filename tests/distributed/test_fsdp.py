@@ -26,7 +26,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import SGD, AdamW, Optimizer
 
 from ssgd import SSGD
-from ssgd.core.versions import FSDP2, at_least
+from ssgd.lab.versions import FSDP2, at_least
 
 from ..problems import run_passes, take_step, vectors
 from .beside import Observer, gathered, observed_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..core.capture import captured_in
 from ..core.random_state import put_back, snapshot
-from ..core.versions import precision_settings
 
 Function = Callable[..., Any]
 WARM_UP = 3  # on the stream of the capture, as torch asks for; torch.jit makes its kernels in the first two
@@ -45,6 +44,12 @@ def full_precision(tf32: bool = False) -> Iterator[None]:
             _set_old(*old)
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
+
+
+def precision_settings() -> tuple[Any, ...]:
+    """Returns the places that have a precision of their own, ``fp32_precision``: none before torch 2.9."""
+    cudnn: Any = torch.backends.cudnn
+    return (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn) if hasattr(cudnn, "conv") else ()
 
 
 def _old_settings() -> tuple[str, bool] | None:
@@ -120,3 +125,19 @@ class Captured:
             return out
 
         return replay
+
+
+@contextmanager
+def captured_in(graph: torch.cuda.CUDAGraph, stream: Any, pool: Any = None) -> Iterator[None]:
+    """Captures everything that runs inside, on ``stream``, in ``graph``. Other threads may use the device meanwhile.
+
+    No garbage is collected: CUDA forbids freeing an old graph during a capture, which would spoil the new one.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool, stream=stream, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collects:
+            gc.enable()

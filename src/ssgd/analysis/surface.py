@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..core import stale
 from ..core.batchnorm import tracking_layers
 from ..core.checks import check_choice
+from ..core.moving import drop_stale_copies
 from .acceleration import Captured
 from .geometry import Axes, Directions, Geometry
 from .results import Header, Row, complete
@@ -141,7 +141,7 @@ class _Points:
         for state in (buffers, self.geometry.weights_at(*point)):  # in this order: a buffer may be tied to a weight
             if state:
                 torch._foreach_copy_([self.targets[name] for name in state], list(state.values()))
-        stale.forget()
+        drop_stale_copies()
 
 
 def _common_model(geometry: Geometry, tasks: Mapping[str, Task]) -> nn.Module:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
-from ..core import stale
 from ..core.batchnorm import recompute_bn, tracking_layers
 from ..core.checks import check_choice
-from ..core.moving import as_real
+from ..core.moving import as_real, drop_stale_copies
 from ..core.parallel import bare
 from ..core.random_state import Snapshot, put_back, snapshot
 from .acceleration import full_precision, widest
@@ -215,7 +214,7 @@ class WeightVector:
     def load(self, vector: Tensor) -> None:
         """Sets the weights, in their storage."""
         torch._foreach_copy_(self.tensors, self.cut(vector))
-        stale.forget()
+        drop_stale_copies()
 
     def flat(self, tensors: Iterable[Tensor]) -> Tensor:
         """Returns tensors that are shaped like the weights as one vector."""
@@ -304,6 +303,6 @@ def kept(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-        stale.forget()
+        drop_stale_copies()
         for p, gradient in zip(model.parameters(), gradients, strict=True):
             p.grad = gradient

@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from .. import SSGD, __version__
-from ..core.versions import OLDEST, at_least
 from ..lab.data.cifar import ARCHIVES, FOLDERS
 from ..lab.data.download import data_folder
 from ..lab.data.mnist import SERVERS
 from ..lab.data.registry import NAMES
+from ..lab.versions import OLDEST, at_least
 
 EXTRAS = {
     "demo": "pictures of python -m ssgd.demo",

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
-from . import stale
 from .parallel import Sharding, local, sharding
 
 Pieces = list[list[Tensor]]  # a list for each bucket, with one for each of its tensors
@@ -87,7 +87,7 @@ class MovingWeights:
         """The weights become ``values``."""
         for bucket, value in zip(self.buckets, values, strict=True):
             torch._foreach_copy_(bucket.tensors, value)
-        stale.forget()
+        drop_stale_copies()
 
     def writes(self) -> list[tuple[int, int]]:
         """Address and version of every tensor while a copy is kept: what restore() will undo shows in it."""
@@ -116,6 +116,12 @@ def make_buckets(chosen: Sequence[Chosen]) -> list[Bucket]:
             "leave one of them out with perturb=select(model, where=...)"
         )
     return list(buckets.values())
+
+
+def drop_stale_copies() -> None:
+    """Weights have moved: drop autocast's casts and what ``parametrize.cached()`` computed, which outlive a pass."""
+    torch.clear_autocast_cache()
+    parametrize._cache.clear()
 
 
 def as_real(tensor: Tensor) -> Tensor:

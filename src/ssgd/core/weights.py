@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import random_state, stale
-from .moving import Bucket, Chosen, MovingWeights, Pieces, as_real
+from . import random_state
+from .moving import Bucket, Chosen, MovingWeights, Pieces, as_real, drop_stale_copies
 from .noise import Distribution, mix
 from .parallel import part_here
 
@@ -48,7 +48,7 @@ class NoisyWeights(MovingWeights):
         self.keep()
         for bucket, noise in zip(self.buckets, self._noise, strict=True):
             (torch._foreach_add_ if sign > 0 else torch._foreach_sub_)(bucket.tensors, noise)
-        stale.forget()
+        drop_stale_copies()
         if not again:
             self.release()
 

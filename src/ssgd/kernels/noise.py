@@ -15,8 +15,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from ..core import stale
-from ..core.moving import Bucket, Chosen, make_buckets
+from ..core.moving import Bucket, Chosen, drop_stale_copies, make_buckets
 from ..core.noise import DISTRIBUTIONS, Distribution, mix
 from ..core.random_state import capturing
 from ..core.weights import Level, NoisyWeights, Numbers, Values, places_of
@@ -114,7 +113,7 @@ class FusedWeights(NoisyWeights):
     def _shift(self, sign: int, draw: int = 0) -> None:
         for kernels, flat, seed in zip(self._kernels, self._flat, self._seeds, strict=True):
             kernels.shift(flat, sign, seed, draw)
-        stale.forget()
+        drop_stale_copies()
 
     def _seed_of(self, bucket: Bucket, numbers: Numbers) -> Tensor:
         """A number on the device: a CUDA graph's replay reads what was put there before it."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..core.versions import inductor_has, recompile_limit
+from .versions import inductor_has, recompile_limit
 
 COMPILATIONS = 64  # of one function
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core import stale
 from ..core.checks import check_chosen, check_flat, check_level
-from ..core.moving import Chosen, MovingWeights, as_real
+from ..core.moving import Chosen, MovingWeights, as_real, drop_stale_copies
 from ..core.parallel import check_model_known, local, unwrap_ddp
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer, Rule
@@ -119,7 +118,7 @@ class Climb(Route):
                 s.masked_fill_(lost, 0)
             scales = {group: self.levels[group] / (here + 1e-12) for group in set(bucket.groups)}
             torch._foreach_addcmul_(bucket.tensors, slope, [scales[group] for group in bucket.groups])
-        stale.forget()
+        drop_stale_copies()
 
     def _slope(self, p: Tensor) -> Tensor:
         """∇L(w), times |w| in ASAM; its norm is what e is scaled by."""

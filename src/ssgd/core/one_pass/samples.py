@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.overrides import _get_current_function_mode as current_mode
 from torch.utils import _pytree as pytree
 
-from .. import random_state, stale
+from .. import random_state
+from ..moving import drop_stale_copies
 from .layers import refuse
 from .pairs import HARMLESS, RANDOM, Pair, dispatch, shapes, tensors
 
@@ -149,7 +150,7 @@ def leave_no_trace(undo: list[Callable[[], object]], model: nn.Module, devices: 
     if gc.isenabled():  # a loop collected now, dropped inside a point, would be logged as it puts its weights back
         undo.append(gc.enable)
         gc.disable()
-    undo += [stale.forget, partial(random_state.put_back, random_state.snapshot(devices))]
+    undo += [drop_stale_copies, partial(random_state.put_back, random_state.snapshot(devices))]
     undo.append(partial(random.setstate, random.getstate()))
     if numpy := sys.modules.get("numpy"):
         undo.append(partial(numpy.random.set_state, numpy.random.get_state()))

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ...core.parallel import is_sharded
-from ...core.versions import FSDP2, need
+from ..versions import FSDP2, need
 from .recipe import Execution, Recipe
 
 T = TypeVar("T")

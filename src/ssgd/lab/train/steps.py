@@ -16,7 +16,6 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from ...core.batchnorm import RunningStatistics
-from ...core.capture import captured_in
 from ...core.gradients import present
 from ...core.halves import halves
 from ...core.noise_points import NoisyOptimizer
@@ -309,6 +308,8 @@ class GraphStep:
             torch.cuda.current_stream().synchronize()
             if isinstance(step.opt, NoisyOptimizer):
                 step.opt.register_graph(self.graph)
+            from ...analysis.acceleration import captured_in  # which loads all of the analysis
+
             with captured_in(self.graph, torch.cuda.current_stream(), pool):
                 step(*self.batch)
 
@@ -350,6 +351,8 @@ class GraphOf:
         work()
         torch.cuda.current_stream().synchronize()
         self.graph = torch.cuda.CUDAGraph()
+        from ...analysis.acceleration import captured_in
+
         with captured_in(self.graph, torch.cuda.current_stream()):
             self.out = work()
 

@@ -1,9 +1,8 @@
-"""What older versions of torch lack: all of it is asked for here, and refused in one sentence."""
+"""What older versions of torch lack, and a sentence that refuses it."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 
@@ -38,9 +37,3 @@ def recompile_limit() -> str:
     from torch._dynamo import config
 
     return "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-
-
-def precision_settings() -> tuple[Any, ...]:
-    """Return the places that have a precision of their own, ``fp32_precision``: none before torch 2.9."""
-    cudnn: Any = torch.backends.cudnn
-    return (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn) if hasattr(cudnn, "conv") else ()
