@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from ssgd.cli import main as main_module
 from ssgd.cli.main import main
 from ssgd.core.batchnorm import tracking_layers
 from ssgd.lab.experiments import get
@@ -350,3 +351,11 @@ def test_an_interrupt_tells_what_is_kept(runs, tmp_path, monkeypatch, capsys, ki
     several = list(runs)[: 2 if kind == "line" else 1]
     assert main([kind, *several, "--out", str(tmp_path / "x"), "--quiet"]) == 130
     assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("command", ["line", "plane", "spectrum", "sharpness", "tolerance"])
+def test_a_package_that_is_missing_is_named_before_any_work(command, monkeypatch, capsys):
+    monkeypatch.setattr(main_module, "find_spec", lambda name: None)
+    assert main([command, "runs/none"]) == 1
+    told = capsys.readouterr().err
+    assert "matplotlib" in told and "pip install 'ssgd[analysis]'" in told

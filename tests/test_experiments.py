@@ -151,6 +151,10 @@ def test_smoke_keeps_methods_and_phases(name):
     assert short.schedule.epochs <= 3 and short.name == name.replace("/", "/smoke/", 1)
 
 
+def test_smoke_leaves_the_numbers_in_methods_names():
+    assert smoke(Recipe(name="a/b", phases="25-50(sam-10:0.1)", lr=(0.1,))).phases == "1-1(sam-10:0.1)"
+
+
 SPLIT_IN_TWO = Recipe(method="both", phases="2-1-2S", lr=(0.1,))  # noise goes by the number of its phase
 CLIMBS_AT_LAST = Recipe(phases="2-2(sam:0.1)", lr=(0.1,))
 DROPPED_AT_LAST = Recipe(phases="2-2(dropconnect:0.3)", lr=(0.1,))

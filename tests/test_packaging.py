@@ -1,5 +1,6 @@
 """What is shipped: the wheel, installed where there is nothing but torch and numpy, and the source archive."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -28,7 +29,9 @@ DATA = [
 
 
 def run(*command, **options):
-    found = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # the wheel, not a checkout
+    words = [str(word) for word in command]
+    found = subprocess.run(words, capture_output=True, text=True, env=environment, **options)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 

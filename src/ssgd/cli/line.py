@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..analysis import Line, Plane, Surface
 
 KEPT = "the points that are done"
+NEEDS = ("matplotlib",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 from .. import __version__
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know no ±
     try:
-        status = exit_status(lambda: int(called.run(options) or 0), getattr(called, "KEPT", None))
+        status = exit_status(lambda: _run(called, options), getattr(called, "KEPT", None))
         if sys.stdout is not None:  # closed by `>&-`
             sys.stdout.flush()
         return status
@@ -82,6 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written either
         print(f"ssgd: {problem}", file=sys.stderr)
         return 1
+
+
+def _run(called: ModuleType, options: argparse.Namespace) -> int:
+    """Runs a command, unless a package is missing that it would ask for after long work."""
+    missing = [package for package in getattr(called, "NEEDS", ()) if find_spec(package) is None]
+    if missing:
+        raise ImportError(f"this command needs {' and '.join(missing)}: pip install 'ssgd[analysis]'")
+    return int(called.run(options) or 0)
 
 
 def exit_status(work: Callable[[], int], kept: str | None) -> int:

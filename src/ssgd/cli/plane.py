@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from .arguments import add_solutions
-from .line import KEPT, add_grid, evaluated
+from .line import KEPT, NEEDS, add_grid, evaluated
 
-__all__ = ["KEPT", "add_arguments", "run"]
+__all__ = ["KEPT", "NEEDS", "add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..lab.solutions import Solution
 
 PAIRS = 10
+NEEDS = ("scipy", "matplotlib")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

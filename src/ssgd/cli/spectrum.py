@@ -15,6 +15,8 @@ from .arguments import (
     short_names,
 )
 
+NEEDS = ("matplotlib",)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_solutions(parser, "Each has a curve of its own.")

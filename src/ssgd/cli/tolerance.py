@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..lab.solutions import Solution
 
 KEPT = "the evaluations that are done"
+NEEDS = ("matplotlib",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from functools import cached_property
 from ..train.recipe import Recipe
 from .identity import identity
 
+EPOCHS = re.compile(r"(?:(?<=^)|(?<=-))\d+(?![^(]*\))")  # of each phase, not a number in a method's name
 SCALES = ("smoke", "small", "paper")
 OURS = "our own question"
 AGAIN = "test_accuracy_recomputed_bn"  # with batch-norm's statistics gathered again for the clean weights
@@ -149,7 +150,7 @@ def smoke(recipe: Recipe) -> Recipe:
         name=f"{first}/smoke/{rest}",
         data=data,
         model=model,
-        phases="1*2" if restarts else re.sub(r"(^|-)\d+", r"\g<1>1", recipe.phases),
+        phases="1*2" if restarts else EPOCHS.sub("1", recipe.phases),
         epochs=3 if restarts else None,
         warm_up=min(recipe.warm_up, 1.0),
         batch=24 * round(2 + math.log2(recipe.batch / 128)) if images else min(recipe.batch, 16),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
@@ -13,11 +12,11 @@ import torch
 from ..train.job import Sources
 from ..train.kinds import FIGURES, kind_of
 from ..train.recipe import Execution, Recipe
+from .cells import EPOCHS
 from .running import Ended, figures
 
 SURVIVES = 3  # one in so many goes on to the next round
 HELD_OUT = 10  # one training sample in so many, where the recipe does not say how many
-COUNT = re.compile(r"(?:(?<=^)|(?<=-))\d+(?![^(]*\))")  # the epochs of a phase, not a number in a method's name
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
 
     short = replace(
         recipe,
-        phases=COUNT.sub(lambda found: str(fewer(int(found[0]))), recipe.phases.replace(" ", "")),
+        phases=EPOCHS.sub(lambda found: str(fewer(int(found[0]))), recipe.phases.replace(" ", "")),
         epochs=recipe.epochs and fewer(recipe.epochs),
         warm_up=recipe.warm_up * share,
         decay=recipe.decay ** (1 / share),
