@@ -318,7 +318,7 @@ def test_grad_scaler_refuses_closures():
         scaler.step(opt, closure=lambda: torch.tensor(0.0))
 
 
-NO_POINTS = r"step\(\) without points\(\) before it: run forward.*ssgd\.integrations.*opt\.base\.step\(\)"
+NO_POINTS = r"step\(\) without a new pass: run forward.*one_pass\(\).*ssgd\.integrations.*opt\.base\.step\(\)"
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["", "points that were not entered"])

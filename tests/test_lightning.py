@@ -421,7 +421,7 @@ class Clipping(Net):
     [
         (Net, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 would step with .+SymmetricNoise"),
         (Net, {"gradient_clip_val": 0.5}, "gradient_clip_val=0.5 would step with .+SymmetricNoise"),
-        (Net, {"precision": "16-mixed"}, r"step\(\) without points\(\) before it: .+ssgd\.integrations"),
+        (Net, {"precision": "16-mixed"}, r"step\(\) without a new pass: .+ssgd\.integrations"),
         (Clipping, {}, r"configure_gradient_clipping\(\) of the module's own would step with .+SymmetricNoise"),
         (ByHand, {}, "manual optimization would step with .+SymmetricNoise"),
     ],

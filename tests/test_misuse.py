@@ -118,8 +118,9 @@ def test_bad_bases():
     model = mlp()
     with pytest.raises(TypeError, match=r"pass an optimizer instance, such as SGD\(model.parameters\(\)"):
         SSGD(SGD, 0.3)
-    with pytest.raises(TypeError, match=r"must be a torch.optim.Optimizer, not Sequential"):
-        SSGD(model, 0.3)
+    for misplaced in ((model, 0.3), (SGD(model.parameters(), lr=0.1), model), (model, SGD(model.parameters(), lr=0.1))):
+        with pytest.raises(TypeError, match=r"^SSGD: the first argument is the optimizer.*the model goes to model=$"):
+            SSGD(*misplaced)
     with pytest.raises(TypeError, match="Around is an optimizer around another: wrap the one inside it"):
         SSGD(Around(SGD(model.parameters(), lr=0.1)), 0.3)
     with pytest.raises(TypeError, match="AroundTwo is an optimizer around another: wrap the one inside it"):

@@ -311,7 +311,7 @@ def ssgd(model):
 
 
 def test_a_plain_trainer_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(RuntimeError, match=r"step\(\) without points\(\) before it: .+ssgd\.integrations"):
+    with pytest.raises(RuntimeError, match=r"step\(\) without a new pass: .+ssgd\.integrations"):
         trained(tmp_path, Trainer, given=ssgd)
 
 

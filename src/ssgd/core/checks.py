@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
@@ -27,9 +27,14 @@ ELSEWHERE = {  # bases whose state is not their own
 AROUND = "{} is an optimizer around another: wrap the one inside it, and give it the result"
 
 
-def check_call(kind: type, base: object, settings: Mapping[str, object]) -> None:
-    """A call as of torch's own optimizers, with parameters or a class where an instance belongs: show the right one."""
-    if isinstance(base, Optimizer | nn.Module | str) or not isinstance(base, Iterable | type):
+def check_call(kind: type, args: Sequence[object], settings: Mapping[str, object]) -> None:
+    """A call with a model among its first arguments, or as of torch's own optimizers: show the right one."""
+    if any(isinstance(one, nn.Module) for one in args[:2]):
+        raise TypeError(
+            f"{kind.__name__}: the first argument is the optimizer, then its level; the model goes to model="
+        )
+    base = args[0] if args else None
+    if isinstance(base, Optimizer | str) or not isinstance(base, Iterable | type):
         return
     name = base.__name__ if isinstance(base, type) else "torch.optim.SGD"
     known = inspect.signature(kind).parameters

@@ -105,7 +105,7 @@ class PointOptimizer(Optimizer):
     closure_has_points = False  # whether step()'s closure takes its batches through the points, as a trainer's may
 
     def __new__(cls, *args: Any, **settings: Any) -> Any:
-        check_call(cls, args[0] if args else None, settings)
+        check_call(cls, args, settings)
         return super().__new__(cls)
 
     def __init__(
@@ -465,7 +465,7 @@ class PointOptimizer(Optimizer):
 
     def _refuse_inside(self, what: str) -> None:
         if self._passes is not None and self._passes.stage is Stage.INSIDE:
-            raise RuntimeError(f"{what} inside a point would see perturbed weights: leave the `with point:` first")
+            raise RuntimeError(f"{what} inside a point would see perturbed weights: leave the `with` block first")
 
     def _check_plain_step(self) -> None:
         """Refuse a step with a gradient that no point has seen.
@@ -477,8 +477,9 @@ class PointOptimizer(Optimizer):
         if making_state or not gradients or self.rule.is_off(self) or not any(bool(g.any()) for g in gradients):
             return
         raise RuntimeError(
-            f"{type(self).__name__}.step() without points() before it: run forward and backward inside points() or "
-            "split(), in a trainer by ssgd.integrations, or call opt.base.step() for the base optimizer's plain step"
+            f"{type(self).__name__}.step() without a new pass: run forward and backward inside points(), split() or "
+            "one_pass(), in a trainer by ssgd.integrations. Was step() called twice? opt.base.step() is the base "
+            "optimizer's plain step"
         )
 
 
