@@ -16,6 +16,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import numpy as np
+import tolerance_numbers
 from fill_numbers import (
     COURSES,
     LEVELS,
@@ -27,6 +28,7 @@ from fill_numbers import (
     judged,
     papers_curves,
     papers_phases,
+    results,
     rows_of,
     sharp,
 )
@@ -401,8 +403,40 @@ def costs(figure: Figure, ink: Ink) -> str:
     return found(holds, "Split costs little more than one pass, but not where the GPU waits for launches")
 
 
+def bears(figure: Figure, ink: Ink) -> str:
+    """Draws what the pair adds at equal clean loss, and the variance of each way along the training."""
+    figure.set_size_inches(8, 3.6)
+    left, right = figure.subplots(1, 2)
+    net, every = tolerance_numbers.TEXT, tolerance_numbers.advantages(tolerance_numbers.TEXT, results())
+    strengths = [damage for damage in net.damages if damage[0] == "noise"]
+    for shift, (rival, colour) in enumerate({"one-sided": ink.ours, "one-sided-halves": ink.paper}.items()):
+        for at, damage in enumerate(strengths):
+            one, place = every[rival, damage], at + 0.12 * (2 * shift - 1)
+            left.plot([place, place], [one.low, one.high], color=colour, lw=2, solid_capstyle="round")
+            left.plot(place, one.mean, "o", ms=7, color=colour)
+        label = f"than {tolerance_numbers.METHODS[rival]}"
+        left.text(0.02, 0.93 - 0.08 * shift, label, color=colour, fontsize=9, transform=left.transAxes)
+    left.axhline(0, color=ink.line, lw=1, zorder=0)
+    left.set_xticks(range(len(strengths)), [strength for _, strength in strengths])
+    left.set_xlabel("weight noise, ‖noise‖ / ‖weights‖")
+    left.set_ylabel("bits by which the pair is better")
+    size = min(one["batch"] for one in tolerance_numbers.gradients())
+    level = max(one["level"] for one in tolerance_numbers.gradients())
+    rows = [one for one in tolerance_numbers.gradients() if (one["batch"], one["level"]) == (size, level)]
+    for way, colour in {"one-sided": ink.ours, "independent": ink.paper, "pair": ink.text, "batch": ink.soft}.items():
+        values = [sum(row["of"][way].values()) for row in rows]
+        right.plot([row["step"] for row in rows], values, color=colour, ls="--" if way == "batch" else "-")
+        label = {"batch": "choice of the batch", "independent": "two draws", "one-sided": "one sign"}.get(way, way)
+        note(right, rows[-1]["step"], values[-1], label, colour, ha="right")
+    right.set_xlabel("step of the training")
+    right.set_ylabel(f"variance ÷ gradient², level {level:g}")
+    right.set_ylim(0, 1.15)
+    holds = all(every[rival, damage].low > 0 for rival in tolerance_numbers.RIVALS for damage in strengths[1:])
+    return found(holds, "At equal clean loss the pair's net bears strong noise of its weights better")
+
+
 FIGURES: dict[str, Callable[[Figure, Ink], str]] = {
-    one.__name__: one for one in (gains, pairs, paper, phases, first_epochs, level, minimum, valley, costs)
+    one.__name__: one for one in (gains, pairs, paper, phases, first_epochs, level, minimum, valley, costs, bears)
 }
 
 

@@ -16,7 +16,8 @@ Figures: ``mean`` (± the standard deviation over seeds), ``seeds`` (each of the
 ``own`` and ``more`` are the mean without that over the same seeds, and what it brings. ``paper`` and ``papers-gain``
 are the paper's own, ``epoch`` the seconds of the fastest epoch. ``!`` behind a figure takes its spread off, behind
 ``:`` stands another metric than the recipe's own, behind ``@`` the only seeds that count. ``counted`` and ``gains`` are
-the sentences at the top of the page of results.
+the sentences at the top of the page of results, ``adds text/one-sided noise/0.3`` and ``adds-interval`` what the pair
+adds to that method under that damage.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
+import tolerance_numbers
 
 from ssgd import paper_level
 from ssgd.lab.experiments import Results, experiments
@@ -110,6 +112,8 @@ def told(figure: str, name: str = "", base: str = "", first: str = "") -> str:
         return counted(every) if figure == "counted" else gains_of_the_paper(every)
     if figure.endswith("!"):
         return told(figure[:-1], name, base, first).partition(" ±")[0]
+    if figure in ("adds", "adds-interval"):
+        return tolerance_numbers.adds(results(), name, base, figure == "adds-interval")
     figure, _, seeds = figure.partition("@")
     figure, _, metric = figure.partition(":")
     if figure not in KNOWN:
@@ -521,7 +525,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
         methods,
         settings,
     )
-}
+} | {name: partial(lambda make: make(results()), make) for name, make in tolerance_numbers.TABLES.items()}
 
 
 def pages() -> list[Path]:

@@ -26,7 +26,7 @@ def test_the_pages_are_current(page):
     assert fill_numbers.filled(text) == text, "run `make figures`"
 
 
-EVIDENCE = ["evidence", "price", "results", "gap", "noise-level", "beyond", "minimum", "performance"]
+EVIDENCE = ["evidence", "price", "results", "gap", "noise-level", "beyond", "tolerance", "minimum", "performance"]
 
 
 @pytest.mark.parametrize("page", EVIDENCE)
