@@ -276,8 +276,7 @@ def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
     # the compiler's own look at a tensor is not a use
     if f in HARMLESS or (not compiling and torch._guards.TracingContext.try_get() is not None):
         args = [a.value(0) if type(a) is Pair else a for a in args]
-        with torch._C.DisableTorchFunctionSubclass():
-            return f(*args, **kwargs)
+        return _undispatched(f, *args, **kwargs)
     call = Call(f, args, kwargs)
     owner, first = call.owner, call.args[0] if call.args else None
     for a in call.pairs:
@@ -297,12 +296,19 @@ def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
     if f is T.__iter__:
         return iter(dispatch(T.unbind, args, {}))
     if f in MEANT:  # the mean of a pair; a weight itself, whose gradient is asked for
-        with torch._C.DisableTorchFunctionSubclass():
-            return call.given(lambda a: a.weighted() if a.w is None else a.w)
+        return _undispatched(call.given, lambda a: a.weighted() if a.w is None else a.w)
     numbers = f in ADDED and len(call.found) == 2 and all(a.dim() == 0 for a in call.found)
     if numbers and any(type(a) is not Pair and a.requires_grad for a in call.found):  # meets the loss
         return call.given(Pair.weighted)
     return _served(call, f, first)
+
+
+def _undispatched(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """f, without a look at what its arguments are. One call from end to end, so that Ctrl-C cannot part it."""
+    if torch.compiler.is_compiling():  # which knows the context alone
+        with torch._C.DisableTorchFunctionSubclass():
+            return f(*args, **kwargs)
+    return torch._C._disabled_torch_function_impl(f, (), args, kwargs)
 
 
 def _served(call: Call, f: Any, first: Any) -> Any:
