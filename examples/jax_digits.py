@@ -33,7 +33,8 @@ def loss_fn(params, x, y):
 def train(mode, noise, epochs=60, seed=0):
     """Test accuracy in percent after the last epoch."""
     data = digits(train=100, seed=seed)
-    x, y, test_x, test_y = (jnp.asarray(t.flatten(1) if t.dim() > 1 else t) for t in vars(data).values())
+    x, test_x = (jnp.asarray(images.flatten(1)) for images in (data.train_images, data.test_images))
+    y, test_y = jnp.asarray(data.train_labels), jnp.asarray(data.test_labels)
     weights_key, noise_key, order_key = jax.random.split(jax.random.key(seed), 3)
     params = init(weights_key)
     opt = symmetric(optax.sgd(0.1, momentum=0.9), noise, mode=mode, key=noise_key)
