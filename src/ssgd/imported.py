@@ -1,9 +1,9 @@
-"""Functions of a user's own, by the place where they are defined: ``"package.module:function"``."""
+"""Names that a user writes: functions of one's own, ``"package.module:function"``, and what a wrong name meant."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -34,3 +34,15 @@ def takes(function: Callable[..., Any], *positional: Any, **named: Any) -> bool:
     except ValueError:  # it has no signature to look at
         pass
     return True
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, words: Mapping[str, str] | None = None) -> str:
+    """Asks for the names that are nearly ``name``, or says ``otherwise`` where there are none.
+
+    ``words``: what people may call a known name instead.
+    """
+    from difflib import get_close_matches
+
+    names = {one: one for one in known} | dict(words or {})
+    near = dict.fromkeys(names[match] for match in get_close_matches(name.lower(), names, 3))
+    return f"did you mean {' or '.join(near)}?" if near else otherwise

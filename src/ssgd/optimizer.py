@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -14,7 +13,6 @@ from .core import one_pass
 from .core.checks import check_choice, check_count
 from .core.noise import Distribution, Fill
 from .core.noise_points import NoisePoints, NoisyOptimizer
-from .core.parallel import is_sharded
 from .core.weights import Level
 
 
@@ -133,28 +131,6 @@ class SSGD(NoisyOptimizer):
         """
         whole = batch[0] if len(batch) == 1 else batch
         return whole if self.rule.is_off(self) else one_pass.twice(whole)
-
-    @torch.no_grad()
-    def both_points(
-        self, out: Sequence[Mapping[Tensor, Tensor]] | None = None
-    ) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
-        """Return w + n and w − n as tensors of their own, by parameter, for passes that run at the same time.
-
-        In place of points(): w stays, the caller leaves the mean gradient in ``p.grad``, and step() follows. ``out``:
-        two mappings from each tensor of ``selected`` to one of its shape, dtype, device and strides, to write to.
-        """
-        in_turn = self.bn_stats != "both" or self.rng == "same"  # these reach from one pass to the next
-        one_pair = self.pairs == 1 and self.mode == "both" and not self.rule.is_off(self)
-        if in_turn or not one_pair or any(map(is_sharded, self.selected)):
-            raise ValueError(
-                'both_points() needs whole tensors, one pair, mode="both", bn_stats="both", rng="independent" and '
-                "a level above 0: use points()"
-            )
-        self._begin(None).finish()
-        return self.rule.both(self, out)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key != "_one_pass"}
 
     def __repr__(self) -> str:
         options = f"mode={self.mode!r}, distribution={self.distribution.name!r}, pairs={self.pairs}"

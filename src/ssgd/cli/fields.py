@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..core.checks import did_you_mean
+from ..imported import did_you_mean
 from ..lab.experiments import get
 from ..lab.train.fields import as_text, types_of
 from ..lab.train.recipe import Execution, Recipe, setting_hint

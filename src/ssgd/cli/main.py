@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from .. import __version__
-from ..core.checks import did_you_mean
+from ..imported import did_you_mean
 
 COMMANDS = (
     "train",

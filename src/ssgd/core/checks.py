@@ -19,10 +19,13 @@ FSDP1 = (
     "FullyShardedDataParallel keeps the weights flat, and layers cannot be told apart: use FSDP2, "
     "torch.distributed.fsdp.fully_shard"
 )
-SECOND_ORDER = {"AdaHessian", "Adahessian", "SophiaH"}  # their backward() needs create_graph=True
-ELSEWHERE = {  # bases whose state is not their own
+SECOND_ORDER = "it differentiates gradients again, at weights that have moved since"  # by create_graph=True
+UNSERVED = {  # bases, and why
     "ZeroRedundancyOptimizer": "its state is in optimizers of its own, so that checkpoints would lack it; use FSDP2",
     "PostLocalSGDOptimizer": "wrap the optimizer inside it, and average the weights after step()",
+    "LBFGS": "it evaluates its closure at points of its own; use a first-order method",
+    "SparseAdam": "sparse gradients cannot be averaged over points; use Adam",
+    **dict.fromkeys(("AdaHessian", "Adahessian", "SophiaH"), SECOND_ORDER),
 }
 AROUND = "{} is an optimizer around another: wrap the one inside it, and give it the result"
 
@@ -63,10 +66,9 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
             f"this {type(base).__name__} is wrapped by {other} already and carries its levels: make a new one, or call "
             "release() on what wraps it"
         )
-    if isinstance(base, torch.optim.LBFGS):
-        raise TypeError("LBFGS is not served: it evaluates its closure at points of its own; use a first-order method")
-    if reason := ELSEWHERE.get(type(base).__name__):
-        raise TypeError(f"{type(base).__name__} is not served: {reason}")
+    for kind in type(base).__mro__:
+        if reason := UNSERVED.get(kind.__name__):
+            raise TypeError(f"{kind.__name__} is not served: {reason}")
     if any(isinstance(p, UninitializedParameter) for group in base.param_groups for p in group["params"]):
         raise ValueError("a lazy layer has no weights yet: run one batch through the model, then make the optimizer")
     theirs, own = ({id(p) for one in opts for g in one.param_groups for p in g["params"]} for opts in (held, [base]))
@@ -80,12 +82,6 @@ def check_base(base: object, own_keys: Iterable[str]) -> None:
             f"{type(base).__name__} has a setting {shared[0]!r} of its own, which would be taken for this method's "
             "level: use another base"
         )
-    if type(base).__name__ in SECOND_ORDER:
-        raise TypeError(
-            f"{type(base).__name__} is not served: it differentiates gradients again, at weights that have moved since"
-        )
-    if isinstance(base, torch.optim.SparseAdam):
-        raise TypeError("SparseAdam is not served: sparse gradients cannot be averaged over points; use Adam")
 
 
 def check_model(model: object, parameters: Iterable[Tensor]) -> None:
@@ -193,15 +189,3 @@ def check_closure(closure: Any, name: str) -> None:
 def _overrides(module: object, hook: str) -> bool:
     """Say whether a class overrides a hook that one further up, Lightning's, defines."""
     return sum(hook in vars(kind) for kind in type(module).__mro__) > 1
-
-
-def did_you_mean(name: str, known: Iterable[str], otherwise: str, words: Mapping[str, str] | None = None) -> str:
-    """Asks for the names that are nearly ``name``, or says ``otherwise`` where there are none.
-
-    ``words``: what people may call a known name instead.
-    """
-    from difflib import get_close_matches
-
-    names = {one: one for one in known} | dict(words or {})
-    near = dict.fromkeys(names[match] for match in get_close_matches(name.lower(), names, 3))
-    return f"did you mean {' or '.join(near)}?" if near else otherwise

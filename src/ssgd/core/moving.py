@@ -50,11 +50,6 @@ class Bucket:
         """Single precision at least: what norms are taken in."""
         return torch.promote_types(self.tensors[0].dtype, torch.float32)
 
-    def by_parameter(self, pieces: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-        """Pieces shaped like the tensors, by their parameter. Not for shards."""
-        pairs = zip(self.parameters, pieces, strict=True)
-        return {p: torch.view_as_complex(piece) if p.is_complex() else piece for p, piece in pairs}
-
 
 class MovingWeights:
     """Weights, and a copy of w for as long as they may be elsewhere.

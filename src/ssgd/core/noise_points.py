@@ -33,6 +33,28 @@ class NoisyOptimizer(PointOptimizer):
 
     rule: NoisePoints
 
+    @torch.no_grad()
+    def both_points(
+        self, out: Sequence[Mapping[Tensor, Tensor]] | None = None
+    ) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
+        """Return w + n and w − n as tensors of their own, by parameter, for passes that run at the same time.
+
+        In place of points(): w stays, the caller leaves the mean gradient in ``p.grad``, and step() follows. ``out``:
+        two mappings from each tensor of ``selected`` to one of its shape, dtype, device and strides, to write to.
+        """
+        in_turn = self.bn_stats != "both" or self.rng == "same"  # these reach from one pass to the next
+        one_pair = list(self.rule.points) == [(1, 0), (-1, 0)] and not self.rule.is_off(self)
+        if in_turn or not one_pair or any(map(is_sharded, self.selected)):
+            raise ValueError(
+                'both_points() needs whole tensors, one pair, mode="both", bn_stats="both", rng="independent" and '
+                "a level above 0: use points()"
+            )
+        for p, value in [(p, values[p]) for values in out or () for p in self.selected]:
+            if (value.shape, value.dtype, value.device, value.stride()) != (p.shape, p.dtype, p.device, p.stride()):
+                raise ValueError("a tensor of out= must have its parameter's shape, dtype, device and strides")
+        self._begin(None).finish()
+        return self.rule.both(self, out)
+
     # --- for logging ------------------------------------------------------------------------------------------------
 
     def realised_ratios(self) -> list[Tensor]:
@@ -100,8 +122,7 @@ class NoisyOptimizer(PointOptimizer):
         weights = self.rule.weights(self)
         self.rule.seed(self, weights)
         weights.register(graph)
-        if weights not in self.rule.in_graphs:
-            self.rule.in_graphs.append(weights)
+        self.rule.in_graphs = tuple(dict.fromkeys([*self.rule.in_graphs, weights]))
 
     def before_replay(self) -> None:
         """Give the graph's next replay the noise of the next step: on the stream that replays it."""
@@ -132,6 +153,9 @@ class NoisePoints(Rule):
     saved_as = "noise_stream"
     counts_steps_in = "noise_step"
     off_without_level = True  # False where points are taken at level 0 too
+    _weights: NoisyWeights | None = None
+    _found_for: Sequence[tuple[Any, ...]] = ()  # what they were found for
+    in_graphs: tuple[NoisyWeights, ...] = ()  # held here, since a graph holds addresses, not references
 
     def __init__(
         self,
@@ -156,12 +180,6 @@ class NoisePoints(Rule):
         self.seed_given = seed is not None
         self.keys = {"noise": noise, "noise_seed": check_seed(seed), "noise_step": 0}
         self.ranks_here = 1
-        self._forget()
-
-    def _forget(self) -> None:
-        self._weights: NoisyWeights | None = None
-        self._found_for: list[tuple[Any, ...]] = []  # what they were found for
-        self.in_graphs: list[NoisyWeights] = []  # held here, since a graph holds addresses, not references
 
     # --- what a rule is ---------------------------------------------------------------------------------------------
 
@@ -271,10 +289,6 @@ class NoisePoints(Rule):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a copy finds for itself."""
         return {k: v for k, v in self.__dict__.items() if k not in ("_weights", "_found_for", "in_graphs")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._forget()
-        self.__dict__.update(state)
 
 
 class NoiseRoute(Route):

@@ -160,10 +160,6 @@ def agree(number: int, ddp: DistributedDataParallel | None, parameters: list[Ten
     return box[0]
 
 
-def several_processes() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
 def sharded_modules(model: nn.Module | None) -> list[Any]:
     """Return the modules that FSDP2 gathers weights for."""
     modules = [] if model is None else model.modules()

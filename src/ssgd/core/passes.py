@@ -27,6 +27,7 @@ LATE = (
     "a backward() ran after its point was left, or gradients were changed there: call backward() inside `with point:`"
 )
 NOTHING = "step() after points without a gradient: run loss.backward() inside `with point:`, outside of torch.no_grad()"
+NESTED = "points cannot be nested: leave the `with` block you are in first"
 NO_GRAD = "there are no gradients under torch.no_grad() or inference_mode(): take the points outside of it"
 IN_ANOTHER = "another optimizer is inside a point and averages the same gradients: leave out model= of both optimizers"
 
@@ -145,7 +146,7 @@ class Passes:
     def enter(self, point: Point) -> None:
         index, last = point.index, point is self.points[-1]
         if self.stage is Stage.INSIDE:
-            raise RuntimeError("points cannot be nested: leave the `with` block you are in first")
+            raise RuntimeError(NESTED)
         if self.stage is Stage.CLOSED and index == self.done:
             raise RuntimeError("zero_grad(), or a new points(), has ended this batch: call it before or after them")
         if self.stage not in (Stage.READY, Stage.BETWEEN) or index != self.done:
@@ -231,8 +232,6 @@ class Passes:
 
     def check_complete(self) -> None:
         """Raise where step() would not take the mean over all points."""
-        if self.stage is Stage.INSIDE:
-            raise RuntimeError("step() inside a point would see perturbed weights: leave the `with` block first")
         if self.stage is Stage.BETWEEN:
             raise RuntimeError(
                 f"step() after {self.done} of {len(self.points)} points: run all that points() or split() gives "
@@ -251,7 +250,7 @@ class Passes:
         It is where GradScaler skipped it, or where it was taken or cleared behind our back.
         """
         if self.stage is Stage.INSIDE:
-            raise RuntimeError("points cannot be nested: leave the `with` block you are in first")
+            raise RuntimeError(NESTED)
         if self.stage is Stage.BETWEEN:
             raise RuntimeError(
                 f"the last batch was left after {self.done} of {len(self.points)} points: call zero_grad() to drop it"

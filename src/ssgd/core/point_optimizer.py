@@ -82,17 +82,13 @@ class Rule:
         """Take what state() gave; None where the checkpoint is another method's."""
 
 
-class InGroups:
-    """A name that is no attribute, but a key of the parameter groups."""
+def _key_of_groups(name: str) -> property:
+    """A name that is no attribute of the optimizer, which reading and setting it tell."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    def refuse(opt: object, value: object = "...") -> None:
+        raise AttributeError(f'the level is a key of each group: opt.param_groups[0]["{name}"] = {value}')
 
-    def __get__(self, opt: object, kind: type | None = None) -> Any:
-        raise AttributeError(f'the level is a key of each group: opt.param_groups[0]["{self.name}"]')
-
-    def __set__(self, opt: object, value: object) -> None:
-        raise AttributeError(f'the level is a key of each group: opt.param_groups[0]["{self.name}"] = {value!r}')
+    return property(refuse, refuse)
 
 
 class PointOptimizer(Optimizer):
@@ -101,8 +97,12 @@ class PointOptimizer(Optimizer):
     A batch is taken through its points by ``points()``, ``split()`` or a closure, and ``step()`` follows.
     """
 
-    noise, rho = InGroups(), InGroups()
+    noise, rho = _key_of_groups("noise"), _key_of_groups("rho")
     closure_has_points = False  # whether step()'s closure takes its batches through the points, as a trainer's may
+    batches = 0  # how many of this step have begun
+    _passes: Passes | None = None  # the last of them
+    _in_closure = False
+    _losses: Sequence[Loss] = ()
 
     def __new__(cls, *args: Any, **settings: Any) -> Any:
         check_call(cls, args, settings)
@@ -125,8 +125,6 @@ class PointOptimizer(Optimizer):
         check_choice("nonfinite", nonfinite, ("step", "skip", "raise"))
         self.base, self.rule, self.model = base, rule, model
         self.bn_stats, self.rng, self.nonfinite = bn_stats, rng, nonfinite
-        self._losses: list[Loss] = []
-        self._reset()
         if any(key in group for group in base.param_groups for key in list(rule.keys)[1:]):
             warnings.warn(
                 "the base's groups have the noise of an S-SGD checkpoint, which goes on instead of the level and seed "
@@ -190,6 +188,7 @@ class PointOptimizer(Optimizer):
         for before in self._optimizer_step_pre_hooks.values():
             changed = before(self, (self, closure), {})
             closure = closure if changed is None else changed[0][1]
+        self._refuse_inside("step()")
         loss = None if closure is None else self._evaluate(closure)
         if self._passes is None or self._passes.stage is Stage.READY:
             self._check_plain_step()
@@ -214,7 +213,7 @@ class PointOptimizer(Optimizer):
     @property
     def losses(self) -> list[Loss]:
         """The last batch's loss at each point, where a closure returned it or ``point.loss`` was set."""
-        return self._losses
+        return list(self._losses)
 
     @property
     def selected(self) -> list[Tensor]:
@@ -328,19 +327,10 @@ class PointOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a copy makes for itself: the batch, torch's hooks, and the step an LR scheduler puts here."""
         self._refuse_inside("a copy")
-        hooks = {key for key in self.__dict__ if key.startswith("_optimizer_")}
-        return {key: value for key, value in self.__dict__.items() if key not in {*hooks, "_passes", "step"}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._reset()
-        super().__setstate__(state)
+        own = ("_passes", "batches", "_one_pass", "step")
+        return {k: v for k, v in self.__dict__.items() if k not in own and not k.startswith("_optimizer_")}
 
     # --- below here: how --------------------------------------------------------------------------------------------
-
-    def _reset(self) -> None:
-        self._passes: Passes | None = None
-        self.batches = 0  # how many of this step have begun
-        self._in_closure = False
 
     def _complete(self, group: dict[str, Any]) -> None:
         """Give a parameter group the rule's keys: a level of its own, all else as in the first group."""

@@ -63,15 +63,11 @@ class NoisyWeights(MovingWeights):
         """Return w + n and w − n by parameter, in tensors of their own or in those of ``out``; w stays."""
         found: tuple[Values, Values] = ({}, {})
         for bucket, noise in zip(self.buckets, self.noise(numbers, 0, levels), strict=True):
-            for i, move in enumerate((torch._foreach_add_, torch._foreach_sub_)):
-                if out is None:
-                    values = list(torch._foreach_mul(bucket.tensors, 1))
-                    found[i].update(bucket.by_parameter(values))
-                else:
-                    values = places_of(bucket, out[i])
-                    torch._foreach_copy_(values, bucket.tensors)
-                    found[i].update({p: out[i][p] for p in bucket.parameters})
-                move(values, noise)
+            for i, shift in enumerate((torch._foreach_add_, torch._foreach_sub_)):
+                found[i].update({p: torch.empty_like(p) if out is None else out[i][p] for p in bucket.parameters})
+                values = [as_real(found[i][p]) for p in bucket.parameters]
+                torch._foreach_copy_(values, bucket.tensors)
+                shift(values, noise)
         return found
 
     @torch.no_grad()
@@ -172,12 +168,3 @@ def times_levels(scales: list[Tensor], levels: list[Any]) -> None:
         pairs = zip(levels, scales, strict=True)
         levels = [level.to(s) if isinstance(level, Tensor) else s.new_full((), level) for level, s in pairs]
     torch._foreach_mul_(scales, levels)
-
-
-def places_of(bucket: Bucket, out: Mapping[Tensor, Tensor]) -> list[Tensor]:
-    """The caller's tensor for each parameter, checked; complex numbers as pairs of reals."""
-    for p in bucket.parameters:
-        value = out[p]
-        if (value.shape, value.dtype, value.device, value.stride()) != (p.shape, p.dtype, p.device, p.stride()):
-            raise ValueError("a tensor of out= must have its parameter's shape, dtype, device and strides")
-    return [as_real(out[p]) for p in bucket.parameters]

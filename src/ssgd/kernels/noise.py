@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.moving import Bucket, Chosen, drop_stale_copies, make_buckets
 from ..core.noise import DISTRIBUTIONS, Distribution, mix
 from ..core.random_state import capturing
-from ..core.weights import Level, NoisyWeights, Numbers, Values, places_of
+from ..core.weights import Level, NoisyWeights, Numbers, Values
 
 DISTRIBUTIONS_SERVED = tuple(DISTRIBUTIONS[name] for name in ("sphere", "sign", "uniform", "gaussian"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -85,9 +85,9 @@ class FusedWeights(NoisyWeights):
                 if given is None:
                     target = torch.empty_like(flat) if sign > 0 else flat  # the last one in the place of w
                     kernels.shift(flat, sign, seed, 0, target)
-                    values.update(bucket.by_parameter(kernels.cut(target)))
+                    values.update(zip(bucket.parameters, kernels.cut(target), strict=True))
                 else:
-                    kernels.shift(flat, sign, seed, 0, places_of(bucket, given))
+                    kernels.shift(flat, sign, seed, 0, [given[p] for p in bucket.parameters])
                     values.update({p: given[p] for p in bucket.parameters})
         self._flat = []
         return found

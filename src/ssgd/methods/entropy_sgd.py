@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ..core.checks import check_count
 from ..core.gradients import clear
 from ..core.moving import Chosen, Pieces, as_real
 from ..core.noise_points import NoisePoints, NoisyOptimizer
-from ..core.parallel import local, several_processes, unwrap_ddp
+from ..core.parallel import local, unwrap_ddp
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer
 from ..core.weights import Level, NoisyWeights
@@ -74,7 +75,8 @@ class LangevinPoints(NoisePoints):
         )
 
     def check(self, opt: PointOptimizer) -> None:
-        if several_processes() and opt.model is None and not self.seed_given:
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if several and opt.model is None and not self.seed_given:
             raise ValueError(
                 "among several processes Entropy-SGD must know with whom it shares its noise: pass model=..., or seed="
             )

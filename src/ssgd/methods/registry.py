@@ -11,10 +11,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.checks import did_you_mean
 from ..core.parallel import bare
 from ..core.point_optimizer import PointOptimizer
-from ..imported import imported
+from ..imported import did_you_mean, imported
 from ..optimizer import SSGD
 from .averaging import Averaging
 from .dropconnect import dropconnect

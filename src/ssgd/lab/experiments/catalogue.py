@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 
-from ...core.checks import did_you_mean
+from ...imported import did_you_mean
 from ..train.recipe import Recipe
 from . import figures, questions, tables
 from .cells import Cell, Experiment

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from ...core.checks import did_you_mean
+from ...imported import did_you_mean
 
 Config = TypeVar("Config")
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
