@@ -98,12 +98,6 @@ def check_model(model: object, parameters: Iterable[Tensor]) -> None:
         )
 
 
-def check_flat(parameters: Iterable[Tensor]) -> None:
-    """Refuse FSDP1's parameters, by which it is known where the model is not given."""
-    if any(getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False) for p in parameters):
-        raise TypeError(FSDP1)
-
-
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")

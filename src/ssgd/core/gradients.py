@@ -183,6 +183,12 @@ def present(parameters: Iterable[Tensor]) -> list[Tensor]:
     return [local(g) for g in gradients]
 
 
+def apart(parameters: Iterable[Tensor], own: Iterable[Tensor]) -> list[Tensor]:
+    """Those of the parameters that are not among ``own``."""
+    known = set(map(id, own))
+    return [p for p in parameters if id(p) not in known]
+
+
 def clear(parameters: Iterable[Tensor]) -> None:
     for p in parameters:
         p.grad = None

@@ -100,7 +100,7 @@ def make_buckets(chosen: Sequence[Chosen]) -> list[Bucket]:
             continue
         taken.add(span)
         cut = sharding(parameter)
-        bucket = buckets.setdefault((tensor.device, tensor.dtype, cut and cut.key), Bucket(cut))
+        bucket = buckets.setdefault((tensor.device, tensor.dtype, cut), Bucket(cut))
         bucket.parameters.append(parameter)
         bucket.groups.append(group)
         bucket.positions.append(position)

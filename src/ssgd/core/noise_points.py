@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from . import random_state
 from .batchnorm import RunningStatistics
-from .checks import check_chosen, check_count, check_flat, check_level, check_movable, check_seed
+from .checks import check_chosen, check_count, check_level, check_movable, check_seed
 from .moving import Chosen
 from .noise import Distribution, Fill, as_distribution
-from .parallel import agree, check_model_known, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
+from .parallel import agree, check_sharded, find_place, is_sharded, local, reshard, sharded_modules, unwrap_ddp
 from .passes import Route, Stage
 from .point_optimizer import Loss, PointOptimizer, Rule
 from .selection import default_selection, magnitudes, trainable
@@ -185,14 +185,14 @@ class NoisePoints(Rule):
 
     def check(self, opt: PointOptimizer) -> None:
         parameters = opt.all_parameters
-        check_flat(parameters)
+        check_sharded(opt.model, parameters)
         check_chosen(self.perturb, parameters)
         self._weights = None
         self._magnitudes = magnitudes(parameters, opt.model)  # which looks at values: the host would wait at every step
         if any(map(self._moves, opt.base.param_groups)) and not self.selected(opt):
             raise ValueError(NOTHING)
         check_movable(self.selected(opt))
-        self.place = find_place(opt.model, parameters, self.mirror, self.per_rank)
+        self.first_sign, self.rank = find_place(opt.model, parameters, self.mirror, self.per_rank)
         ddp = unwrap_ddp(opt.model)
         if not self.seed_given and (ddp or any(map(is_sharded, parameters))):
             seed = agree(opt.base.param_groups[0]["noise_seed"], ddp, parameters)
@@ -255,7 +255,7 @@ class NoisePoints(Rule):
                 here = p if type(p) is nn.Parameter else local(p)
                 found_for.append((id(p), here.data_ptr(), p.shape, number))
         if self._weights is None or found_for != self._found_for:
-            check_model_known(opt.model, selected)
+            check_sharded(opt.model, selected)
             self._weights, self._found_for = self.make_weights(opt, chosen), found_for
         return self._weights
 
@@ -271,7 +271,7 @@ class NoisePoints(Rule):
     def numbers(self, opt: PointOptimizer, turn: int) -> tuple[int, int, int]:
         """Return seed, step and rank of a batch's noise; ``turn``: for which of the ranks that are taken here."""
         group = opt.base.param_groups[0]
-        return group["noise_seed"], group["noise_step"], self.place.key * self.ranks_here + turn
+        return group["noise_seed"], group["noise_step"], self.rank * self.ranks_here + turn
 
     def both(self, opt: PointOptimizer, out: Sequence[Mapping[Tensor, Tensor]] | None) -> tuple[Values, Values]:
         """Return w + n and w − n of this batch, by parameter; its passes have begun."""
@@ -294,6 +294,8 @@ class NoisePoints(Rule):
 class NoiseRoute(Route):
     """w + sign · n, for a sign and a draw at each point."""
 
+    weights: NoisyWeights
+
     def __init__(
         self,
         rule: NoisePoints,
@@ -302,9 +304,8 @@ class NoiseRoute(Route):
         draws: Draws,
         shares: Sequence[float] | None,
     ) -> None:
-        turned = rule.place.sign if rule.mirror else 1
-        super().__init__([sign * turned for sign, _ in draws], shares, weights)
-        self.weights, self.draws = weights, draws
+        super().__init__([sign * rule.first_sign for sign, _ in draws], shares, weights)
+        self.draws = draws
         self.numbers, self.levels = rule.numbers(opt, opt.batches % rule.ranks_here), rule.levels
 
     def enter(self, index: int) -> None:

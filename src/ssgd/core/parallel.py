@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -10,16 +11,10 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .checks import FSDP1
+
 if dist.is_available():
     from torch.nn.parallel import DistributedDataParallel
-
-
-@dataclass(frozen=True)
-class Place:
-    """This process's part in data parallel training: the sign it takes in mirror mode, and its noise's key."""
-
-    sign: int = 1
-    key: int = 0
 
 
 @dataclass(frozen=True)
@@ -29,10 +24,6 @@ class Sharding:
     mesh: Any
     cut: tuple[bool, ...]  # a mesh dimension each: cut (shards differ) or replicated (they must stay alike)
     rows_are_whole: bool  # cut over the tensor's first dimension only
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return (*self.mesh.mesh.flatten().tolist(), self.mesh.mesh.ndim, *self.cut, self.rows_are_whole)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """``tensor`` added up over all shards, in place."""
@@ -105,11 +96,12 @@ def no_sync(ddp: DistributedDataParallel) -> AbstractContextManager[None]:
     return cast(AbstractContextManager[None], ddp.no_sync())
 
 
-def find_place(model: nn.Module | None, parameters: list[Tensor], mirror: bool, per_rank: bool | None) -> Place:
-    """Where this process stands, or a sentence on why it cannot stand there."""
+def find_place(
+    model: nn.Module | None, parameters: list[Tensor], mirror: bool, per_rank: bool | None
+) -> tuple[int, int]:
+    """Return the sign that this process takes first and the rank of its noise, or say why it cannot be so."""
     ddp = unwrap_ddp(model)
     sharded = any(map(is_sharded, parameters))
-    check_model_known(model, parameters)
     if mirror and ddp is None and not sharded:
         raise ValueError('mode="mirror" needs the data parallel module: pass model=DistributedDataParallel(...)')
     replica = _replica(ddp, parameters)
@@ -123,11 +115,13 @@ def find_place(model: nn.Module | None, parameters: list[Tensor], mirror: bool, 
         raise ValueError(f'mode="mirror" needs an even number of ranks, not {ranks}')
     if per_rank is None:
         per_rank = ddp is not None and not mirror
-    key = 0 if not per_rank else rank // 2 if mirror else rank
-    return Place(sign=-1 if rank % 2 else 1, key=key)
+    return -1 if mirror and rank % 2 else 1, 0 if not per_rank else rank // 2 if mirror else rank
 
 
-def check_model_known(model: nn.Module | None, parameters: list[Tensor]) -> None:
+def check_sharded(model: nn.Module | None, parameters: Iterable[Tensor]) -> None:
+    """Refuse FSDP1's parameters, by which it is known where the model is not given, and FSDP2's without their model."""
+    if any(getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False) for p in parameters):
+        raise TypeError(FSDP1)
     if model is None and any(map(is_sharded, parameters)):
         raise ValueError("sharded parameters need the module that was sharded: pass model=..., or call attach(model)")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import random_state
 from .batchnorm import RunningStatistics
-from .gradients import MeanGradient, version_of
+from .gradients import MeanGradient, apart, version_of
 from .moving import MovingWeights
 from .parallel import no_sync, reduce_gradients, reshard, sharded_modules, unwrap_ddp
 from .watch import EARLY, NO_BACKWARD, Watch
@@ -48,7 +48,7 @@ class Route:
     ) -> None:
         self.signs = signs
         self.shares = shares or [1 / len(signs)] * len(signs)
-        self.moving = weights or MovingWeights([])
+        self.weights = weights or MovingWeights([])
 
     def enter(self, index: int) -> None:
         """Move from w to point ``index``."""
@@ -105,25 +105,19 @@ class Stage(Enum):
 
 
 class Passes:
-    """The points of one batch of ``opt``, taken in order along the route.
+    """The points of one batch of ``opt``, taken in order along the route."""
 
-    Args:
-        others: parameters of the model that another optimizer updates, whose gradients are averaged too.
-        strangers: what other optimizers update where the model is not known, so that it is told of.
-    """
-
-    def __init__(
-        self, opt: PointOptimizer, route: Route, others: Sequence[Tensor], strangers: Sequence[Tensor]
-    ) -> None:
+    def __init__(self, opt: PointOptimizer, route: Route) -> None:
         self.route = route
         self.stage = Stage.READY
         self.done = 0
         self.by_closure = False  # then every backward() runs inside its point
         self.points = [Point(self, i) for i in range(len(route.signs))]
         self._own = opt.all_parameters
+        others = [] if opt.model is None else apart(opt.model.parameters(), self._own)  # another optimizer's: means too
         self.gradients = MeanGradient(self._own, others, route.shares)
         self._statistics = RunningStatistics(opt.model, opt.bn_stats if any(route.signs) else "both")
-        self._watch = Watch(opt.model, strangers)
+        self._watch = Watch(opt.model, self._own)
         self._ddp = unwrap_ddp(opt.model)
         self._sharded = sharded_modules(opt.model)  # found once: a large model takes long to go through
         self._same_rng = opt.rng == "same"
@@ -171,7 +165,7 @@ class Passes:
                 random_state.put_back(self._random)
             elif self._same_rng:
                 self._random = random_state.snapshot({p.device for p in self._own})
-            self._watch.begin(self.route.moving)
+            self._watch.begin(self.route.weights)
             if self._ddp is None or (self.route.reduce_every_pass and not last):
                 self.gradients.begin(index)
             else:  # the last pass reduces the sum of all: one all-reduce a step
@@ -188,7 +182,7 @@ class Passes:
             self._cleanup.close()
             if failed:
                 return self.drop()
-            self.route.moving.restore()
+            self.route.weights.restore()
             self.route.leave(point.index)
             if self._sharded:
                 reshard(self._sharded)
@@ -214,7 +208,7 @@ class Passes:
 
     def drop(self) -> None:
         """Weights as before the batch, its gradients dropped: it can be skipped."""
-        self.route.moving.restore()
+        self.route.weights.restore()
         self.route.release()
         reshard(self._sharded)
         self._cleanup.close()

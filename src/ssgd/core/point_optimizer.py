@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import random_state
 from .batchnorm import check_policy
@@ -23,23 +21,6 @@ from .passes import Passes, Point, Route, Stage
 from .weights import Level
 
 Loss = Tensor | float
-
-
-_others_that_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # neither ours nor inside one of ours
-
-
-def _note_step(opt: Optimizer, *_: object) -> None:
-    if not isinstance(opt, PointOptimizer) and "_wrapped_by" not in opt.__dict__:
-        _others_that_stepped.add(opt)
-
-
-def _updated_elsewhere() -> list[Tensor]:
-    """The parameters that these optimizers update."""
-    groups = [group for opt in _others_that_stepped if "_wrapped_by" not in opt.__dict__ for group in opt.param_groups]
-    return [p for group in groups for p in group["params"]]
-
-
-register_optimizer_step_post_hook(_note_step)
 
 
 class Rule:
@@ -350,13 +331,7 @@ class PointOptimizer(Optimizer):
         route = self.rule.route(self, halve)
         if self.rng == "same" and any(route.signs) and random_state.capturing():
             raise RuntimeError('rng="same" puts random states back on the host, which a CUDA graph cannot hold')
-        others: list[Tensor] = []  # of the model
-        strangers: list[Tensor] = []  # of models that are not known
-        if self.model is not None or _others_that_stepped:
-            own = set(map(id, self.all_parameters))
-            found = _updated_elsewhere() if self.model is None else self.model.parameters()
-            (strangers if self.model is None else others).extend(p for p in found if id(p) not in own)
-        self._passes = Passes(self, route, others, strangers)
+        self._passes = Passes(self, route)
         self.batches += 1
         return self._passes
 

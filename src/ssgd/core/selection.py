@@ -79,8 +79,7 @@ def magnitudes(parameters: Sequence[Tensor], model: nn.Module | None = None) -> 
     for this, following in pairwise(parameters):  # (k, 1, …, 1), all positive, before the direction (k, …) it scales
         column = this.dim() >= 2 and this.shape[0] > 1 and this.numel() == this.shape[0] and not this.is_complex()
         direction = following.dim() == this.dim() and following.shape[:1] == this.shape[:1]
-        real = not this.is_complex()
-        if column and direction and real and following.numel() > this.numel() and bool((this > 0).all()):
+        if column and direction and following.numel() > this.numel() and bool((this > 0).all()):
             found.add(id(this))
     return found
 

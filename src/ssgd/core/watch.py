@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel
 
-from .gradients import version_of
+from .gradients import apart, version_of
 from .moving import MovingWeights
 from .parallel import bare
 
@@ -39,8 +41,8 @@ UNDONE = (
 class Watch:
     """Tells of a forward at other weights, a write that is undone, an evaluation, an average, and strange gradients."""
 
-    def __init__(self, model: nn.Module | None, strangers: Sequence[Tensor]) -> None:
-        self._strangers = strangers  # that another optimizer updates, in a model that is not known
+    def __init__(self, model: nn.Module | None, own: Sequence[Tensor]) -> None:
+        self._strangers = [] if model is not None else _updated_elsewhere(own)
         self._gradients: list[tuple[int, int]] = []  # theirs, when the point was entered
         self._strange_points = 0  # where some came
         self.modules = [] if model is None else [model, bare(model)]
@@ -72,7 +74,7 @@ class Watch:
             self._strange_points += self._gradients != _marks(self._strangers)
             if self._strange_points == 2:
                 warnings.warn(STRANGERS, stacklevel=4)
-                self._strangers = ()
+                self._strangers = []
         self._left = _get_sequence_nr()
         return self._left > self._entered
 
@@ -108,6 +110,23 @@ class _Train:
         if mode is not self.module.training and _open:  # a copy of the module keeps it
             warnings.warn(MODE, stacklevel=2 if mode else 3)
         return type(self.module).train(self.module, mode)
+
+
+_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers that take no points, and are in none that does
+
+
+def _note_step(opt: Optimizer, *_: object) -> None:
+    if not hasattr(opt, "points") and "_wrapped_by" not in opt.__dict__:
+        _stepped.add(opt)
+
+
+register_optimizer_step_post_hook(_note_step)
+
+
+def _updated_elsewhere(own: Sequence[Tensor]) -> list[Tensor]:
+    """What those optimizers update, beside ``own``: it may lie in the same model."""
+    groups = [group for opt in _stepped if "_wrapped_by" not in opt.__dict__ for group in opt.param_groups]
+    return apart([p for group in groups for p in group["params"]], own) if groups else []
 
 
 def _marks(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:

@@ -95,10 +95,12 @@ class LangevinPoints(NoisePoints):
 class Langevin(Route):
     """The inner loop: x′ lives in the weights during a pass and in a copy between passes."""
 
+    weights: NoisyWeights
+
     def __init__(self, opt: EntropySGD, rule: LangevinPoints, weights: NoisyWeights) -> None:
         steps = opt.inner_steps
         super().__init__([1] * steps, [0.0] * (steps - 1) + [1.0], weights)  # the last leaves the entropy's gradient
-        self.opt, self.weights = opt, weights
+        self.opt = opt
         self.numbers = rule.numbers(opt, 0)
         self.reduce_every_pass = unwrap_ddp(opt.model) is not None
         self._inner: Pieces = []  # x′

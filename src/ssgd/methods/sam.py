@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core.checks import check_chosen, check_flat, check_level
+from ..core.checks import check_chosen, check_level
 from ..core.moving import Chosen, MovingWeights, as_real, drop_stale_copies
-from ..core.parallel import check_model_known, local, unwrap_ddp
+from ..core.parallel import check_sharded, local, unwrap_ddp
 from ..core.passes import Route
 from ..core.point_optimizer import PointOptimizer, Rule
 from ..core.selection import trainable
@@ -63,9 +63,8 @@ class SteepestPoint(Rule):
         self.perturb = None if perturb is None else list(perturb)
 
     def check(self, opt: PointOptimizer) -> None:
-        check_flat(opt.all_parameters)
+        check_sharded(opt.model, opt.all_parameters)
         check_chosen(self.perturb, opt.all_parameters)
-        check_model_known(opt.model, opt.all_parameters)
 
     def is_off(self, opt: PointOptimizer) -> bool:
         return not any(isinstance(level, Tensor) or level > 0 for level in opt._levels())
@@ -87,7 +86,7 @@ class Climb(Route):
 
     def __init__(self, weights: MovingWeights, levels: list[Level], adaptive: bool, reduce_every_pass: bool) -> None:
         super().__init__([0, 1], [0.0, 1.0], weights)
-        self.weights, self.levels, self.adaptive = weights, levels, adaptive
+        self.levels, self.adaptive = levels, adaptive
         self.reduce_every_pass = reduce_every_pass
         self._slopes: list[list[Tensor]] = []
 
