@@ -28,7 +28,7 @@ torch.manual_seed(0)
 data = digits(train=1000, seed=0)
 net = build("small-cnn", classes=10, channels=1).to(device)
 model = DistributedDataParallel(net) if ranks > 1 else net
-opt = SSGD(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), noise=0.2, model=model)
+opt = SSGD(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), noise=0.29, model=model)
 scaler = torch.amp.GradScaler(device.type, enabled=cuda)  # for float16 alone
 
 for _ in range(options.epochs):

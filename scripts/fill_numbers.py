@@ -12,11 +12,12 @@ made by the function of that name.
 
 Figures: ``mean`` (± the standard deviation over seeds), ``seeds`` (each of them), ``count``, ``passes``, ``cost``
 (passes ÷ those of the first row). Over the second recipe, seed by seed: ``gain``, ``lead`` (without its sign),
-``interval`` (95 % of it), ``differences`` (each of them). With batch-norm's statistics gathered again: ``again``;
-``own`` and ``more`` are the mean without that over the same seeds, and what it brings. ``paper`` and ``papers-gain``
-are the paper's own, ``epoch`` the seconds of the fastest epoch. ``!`` behind a figure takes its spread off, behind
-``:`` stands another metric than the recipe's own, behind ``@`` the only seeds that count. ``counted`` and ``gains`` are
-the sentences at the top of the page of results, ``adds text/one-sided noise/0.3`` and ``adds-interval`` what the pair
+``interval`` (95 % of it), ``differences`` (each of them), ``share`` (how many per cent of the errors are gone). With
+batch-norm's statistics gathered again: ``again``; ``own`` and ``more`` are the mean without that over the same seeds,
+and what it brings. ``paper`` and ``papers-gain`` are the paper's own, ``epoch`` the seconds of the fastest epoch.
+``!`` behind a figure takes its spread off, behind ``:`` stands another metric than the recipe's own (``again``: the
+accuracy with statistics gathered again), behind ``@`` the only seeds that count. ``counted`` and ``gains`` are the
+sentences at the top of the page of results, ``adds text/one-sided noise/0.3`` and ``adds-interval`` what the pair
 adds to that method under that damage.
 """
 
@@ -55,7 +56,7 @@ SHORT = {
     "A-2e-4/": "ablations/A/2e-4/",
 }
 KNOWN = {"mean", "again", "own", "more", "seeds", "count", "passes", "cost", "paper", "papers-gain", "epoch"}
-KNOWN |= {"gain", "lead", "interval", "differences"}
+KNOWN |= {"gain", "share", "lead", "interval", "differences"}
 MARK = re.compile(r"(<!-- n: (.+?) -->)(.*?)(<!-- /n -->)", re.DOTALL)
 ROWS = re.compile(r"(<!-- rows: (\S+) (.+?) : (.+?) -->\n+)((?:\|.*\n)+)")
 BENCH = re.compile(r"(<!-- bench: (\S+) (.+?) -->\n+)((?:\|.*\n)+)")
@@ -128,7 +129,11 @@ def told(figure: str, name: str = "", base: str = "", first: str = "") -> str:
     if not rows:
         return ""
     row = next(iter(rows.values()))
-    metric = metric or (cell.metric if cell else "test_perplexity" if "test_perplexity" in row else "test_accuracy")
+    metric = (
+        AGAIN
+        if metric == "again"
+        else metric or (cell.metric if cell else "test_perplexity" if "test_perplexity" in row else "test_accuracy")
+    )
     ours = figures(rows, AGAIN if figure == "again" else metric)
     if figure in ("mean", "again"):
         if not ours:
@@ -158,6 +163,10 @@ def told(figure: str, name: str = "", base: str = "", first: str = "") -> str:
     found = paired(ours, theirs, not metric.endswith("accuracy"))
     if found is None:
         return ""
+    if figure == "share":
+        return (
+            f"{mean(100 * (ours[seed] - theirs[seed]) / (100 - theirs[seed]) for seed in ours if seed in theirs):.1f}"
+        )
     if figure == "lead":
         return f"{abs(found.mean):.2f} ± {found.sd:.2f}"
     if figure == "interval":

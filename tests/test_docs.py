@@ -45,7 +45,6 @@ def names():
     )
     loader = [(torch.randn(4, 1, 8, 8), torch.randint(3, (4,))) for _ in range(2)]
     return {
-        "torch": torch,
         "model": model,
         "loader": loader,
         "x": loader[0][0],
@@ -82,7 +81,7 @@ def test_python_runs(source, is_run, tmp_path, monkeypatch):
 def test_both_sides_of_a_diff_train(source, is_run):
     for side, other in ("-+", "+-"):
         lines = [line[1:] for line in source.splitlines() if not line.startswith(other)]
-        space, trained = run("\n".join(lines))
+        space, trained = run("\n".join(["import torch", *lines]))
         assert trained
         assert isinstance(space["opt"], SSGD) == (side == "+")
 

@@ -22,7 +22,7 @@ class SSGD(NoisyOptimizer):
     Each step averages the gradients at w + n and w − n, where the noise n has in every selected weight tensor the norm
     ``noise * ||w||``; ``base`` then updates w. ::
 
-        opt = SSGD(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), noise=0.2)
+        opt = SSGD(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), noise=0.29)
 
         for point in opt.points():              # +n, then −n
             with point:

@@ -85,8 +85,8 @@ def show(found: list[Finding], able: bool) -> None:
                     print(f"      → {finding.remedy}")
     print()
     print(
-        "This machine can train: `ssgd train digits` takes seconds, `ssgd compare --model small-cnn --data FOLDER` "
-        "compares on your own images."
+        "This machine can train: `ssgd train digits method=split:0.15` takes a minute or two on two cores, "
+        "`ssgd compare --model small-cnn --data FOLDER` compares on your own images."
         if able
         else "This machine cannot train yet: see the lines with → above."
     )

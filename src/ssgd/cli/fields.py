@@ -147,8 +147,8 @@ def _custom(options: argparse.Namespace, program: str) -> Recipe:
     if model or data:
         raise ValueError(f"{program} needs both or neither: --model package.module:function and --data FOLDER")
     raise ValueError(
-        f"{program} needs the name of a recipe: `ssgd recipes` lists them, digits takes seconds. For your own model and"
-        " images give --model package.module:function --data FOLDER"
+        f"{program} needs the name of a recipe: `ssgd recipes` lists them, digits is the shortest. For your own model "
+        "and images give --model package.module:function --data FOLDER"
     )
 
 

@@ -21,7 +21,7 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
 
     The optimizer that comes back is Accelerate's, with ``points()`` and ``split()`` besides. ::
 
-        model, opt, loader = prepare(accelerator, model, SSGD(base, noise=0.2), loader)
+        model, opt, loader = prepare(accelerator, model, SSGD(base, noise=0.29), loader)
     """
     refuse(accelerator)
     prepared = accelerator.prepare(*objects)

@@ -29,7 +29,7 @@ class SymmetricNoise(Callback):  # type: ignore[misc, unused-ignore]
 
     Logs ``loss_plus`` and ``loss_minus``. ::
 
-        Trainer(callbacks=[SymmetricNoise(noise=0.2)], precision="16-mixed", accumulate_grad_batches=4)
+        Trainer(callbacks=[SymmetricNoise(noise=0.29)], precision="16-mixed", accumulate_grad_batches=4)
 
     With manual optimization, ``self.optimizers()`` has ``points()`` and ``split()``.
 

@@ -33,7 +33,7 @@ def symmetric(
 ) -> Symmetric:
     """Symmetrical SGD (Sung et al., 2020) around an optax optimizer. ::
 
-        opt = symmetric(optax.sgd(0.1, momentum=0.9), noise=0.2, key=jax.random.key(0))
+        opt = symmetric(optax.sgd(0.1, momentum=0.9), noise=0.29, key=jax.random.key(0))
         state = opt.init(params)
         value, grads = opt.value_and_grad(loss_fn)(params, state, x, y)  # at w + n and w − n
         updates, state = opt.update(grads, state, params)

@@ -47,18 +47,14 @@ def counted(found: Iterable[Outcome]) -> str:
     run = [one for one in first if one.verdict != NOT_RUN]
     if not run:
         return f"None of the paper's {len(first)} numbers has been run."
-    fitted = sum(one.verdict == CALIBRATED for one in run)
     single = sum(len(one.ours.values) == 1 for one in run)
-    judged = [one.verdict for one in run if one.verdict != CALIBRATED]
-    return (
-        f"Of the paper's {len(first)} numbers, each counted once, {len(run)} {'was' if len(run) == 1 else 'were'} run, "
-        f"{single} of them on a single seed. {fitted} are calibrated and not counted. {_said('Accuracy', judged)}"
-    ).strip()
+    said = _said("Confirmed", [one.verdict for one in run])
+    return f"We ran {len(run)} of the paper's {len(first)} numbers, {single} of them with a single seed. {said}"
 
 
 def gains_of_the_paper(found: Iterable[Outcome]) -> str:
     """Counts the verdicts of the gains, of the numbers that the paper compares with SGD's."""
-    return _said("Gain over SGD", [o.gain_verdict for o in first_of_each(found) if o.gain_verdict != CALIBRATED])
+    return _said("Gains over SGD confirmed", [one.gain_verdict for one in first_of_each(found) if one.gain_verdict])
 
 
 def bars(found: Iterable[Outcome]) -> dict[str, dict[str, int]]:
@@ -72,9 +68,22 @@ def bars(found: Iterable[Outcome]) -> dict[str, dict[str, int]]:
     }
 
 
+WORDS = {  # for what was not reproduced
+    BELOW: "below the paper",
+    ABOVE: "above the paper",
+    UNDECIDED: "too uncertain",
+    CALIBRATED: "used to choose settings, which proves nothing",
+    FAILED: "failed",
+}
+
+
 def _said(what: str, verdicts: Sequence[str | None]) -> str:
-    counts = {name: count for name, count in tally(verdicts).items() if name not in (NOT_RUN, CALIBRATED)}
-    return f"{what}: {', '.join(f'{count} {name}' for name, count in counts.items())}." if counts else ""
+    """Says how many are confirmed, and what became of the others."""
+    counts = tally([one for one in verdicts if one != NOT_RUN])
+    if not counts:
+        return ""
+    others = ", ".join(f"{counts[name]} {told}" for name, told in WORDS.items() if counts.get(name))
+    return f"{what}: {counts.get(REPRODUCED, 0)}{f'; {others}' if others else ''}."
 
 
 def first_of_each(found: Iterable[Outcome]) -> list[Outcome]:
