@@ -266,7 +266,7 @@ def test_inside_a_point(misuse, sign):
 def test_a_closure_that_returns_nothing():
     model, opt = start()
     before = weights(model)
-    with pytest.raises(RuntimeError, match="returned nothing: end it with `return loss`"):
+    with pytest.raises(TypeError, match="returned nothing: end it with `return loss`"):
         opt.step(lambda: None)
     assert same(model, before)
 

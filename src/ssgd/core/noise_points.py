@@ -59,7 +59,7 @@ class NoisyOptimizer(PointOptimizer):
 
     def realised_ratios(self) -> list[Tensor]:
         """``||n|| / ||w||`` of each tensor that gets noise: at the point entered, else for the next step's noise."""
-        if self._passes is not None and self._passes.stage is Stage.INSIDE:
+        if self._stage is Stage.INSIDE:
             return self.rule.weights(self).ratios()
         with self._looking() as move:
             return move(1).ratios()
@@ -92,7 +92,7 @@ class NoisyOptimizer(PointOptimizer):
     def _looking(self) -> Iterator[Callable[[int], NoisyWeights]]:
         """Yield a function that moves the weights to w + sign · n, with the next step's noise, outside training."""
         self._refuse_inside("this")
-        if self._passes is not None and self._passes.stage is Stage.BETWEEN:
+        if self._stage is Stage.BETWEEN:
             raise RuntimeError(
                 "this between two points would change the noise of those to come: call it after the last"
             )

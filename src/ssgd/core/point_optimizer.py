@@ -171,7 +171,7 @@ class PointOptimizer(Optimizer):
             closure = closure if changed is None else changed[0][1]
         self._refuse_inside("step()")
         loss = None if closure is None else self._evaluate(closure)
-        if self._passes is None or self._passes.stage is Stage.READY:
+        if self._passes is None or self._stage is Stage.READY:
             self._check_plain_step()
         else:
             self._passes.check_complete()
@@ -186,7 +186,7 @@ class PointOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; this ends the step."""
         if not self._in_closure:
-            if self._passes is not None and self._passes.stage is Stage.INSIDE:
+            if self._stage is Stage.INSIDE:
                 raise RuntimeError("zero_grad() inside a point would drop the other points' gradients: call it before")
             self._end_step()
         super().zero_grad(set_to_none)
@@ -258,7 +258,7 @@ class PointOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self._refuse_inside("add_param_group()")
-        if self._passes is not None and self._passes.stage in (Stage.READY, Stage.BETWEEN):
+        if self._stage in (Stage.READY, Stage.BETWEEN):
             raise RuntimeError(
                 "add_param_group() before the last point: the batch would go on without it; call it after"
             )
@@ -298,7 +298,7 @@ class PointOptimizer(Optimizer):
         for group, mine in zip(self.param_groups, own, strict=True):
             for key, value in mine.items():
                 group.setdefault(key, value)
-        if self._passes is not None and self._passes.stage is Stage.BETWEEN:
+        if self._stage is Stage.BETWEEN:
             super().zero_grad()
         self._forget_passes()
         self.rule.load(self, saved)
@@ -312,6 +312,11 @@ class PointOptimizer(Optimizer):
         return {k: v for k, v in self.__dict__.items() if k not in own and not k.startswith("_optimizer_")}
 
     # --- below here: how --------------------------------------------------------------------------------------------
+
+    @property
+    def _stage(self) -> Stage:
+        """How far the last batch of this step has come."""
+        return Stage.CLOSED if self._passes is None else self._passes.stage
 
     def _complete(self, group: dict[str, Any]) -> None:
         """Give a parameter group the rule's keys: a level of its own, all else as in the first group."""
@@ -346,20 +351,16 @@ class PointOptimizer(Optimizer):
             with point:
                 self._in_closure = True
                 try:
-                    point.loss = self._call(closure)
+                    with torch.enable_grad():
+                        loss = closure()
                 finally:
                     self._in_closure = False
+                if loss is None or isinstance(loss, tuple | list | Mapping):
+                    kind = "nothing" if loss is None else f"a {type(loss).__name__}"
+                    raise TypeError(f"the closure returned {kind}: end it with `return loss`, and that alone")
+                point.loss = loss.detach() if isinstance(loss, Tensor) else loss
                 losses.append(point.loss)
         return sum(losses[1:], losses[0]) / len(losses)
-
-    def _call(self, closure: Callable[[], Loss]) -> Loss:
-        with torch.enable_grad():
-            loss = closure()
-        if loss is None:
-            raise RuntimeError("the closure returned nothing: end it with `return loss`")
-        if isinstance(loss, tuple | list | Mapping):
-            raise TypeError(f"the closure returned a {type(loss).__name__}: end it with `return loss`, and that alone")
-        return loss.detach() if isinstance(loss, Tensor) else loss
 
     def _step_base(self) -> None:
         """Take the base's step, with what a GradScaler left for it, unless a gradient that is not finite forbids it."""
@@ -429,7 +430,7 @@ class PointOptimizer(Optimizer):
         return levels
 
     def _refuse_inside(self, what: str) -> None:
-        if self._passes is not None and self._passes.stage is Stage.INSIDE:
+        if self._stage is Stage.INSIDE:
             raise RuntimeError(f"{what} inside a point would see perturbed weights: leave the `with` block first")
 
     def _check_plain_step(self) -> None:
