@@ -306,13 +306,13 @@ class NoiseRoute(Route):
     ) -> None:
         super().__init__([sign * rule.first_sign for sign, _ in draws], shares, weights)
         self.draws = draws
+        self._last_use = {draw: index for index, (sign, draw) in enumerate(draws) if sign}  # of each draw's noise
         self.numbers, self.levels = rule.numbers(opt, opt.batches % rule.ranks_here), rule.levels
 
     def enter(self, index: int) -> None:
-        draw = self.draws[index]
-        if draw[0]:
-            again = draw[1] in [number for sign, number in self.draws[index + 1 :] if sign]
-            self.weights.move(self.signs[index], self.numbers, draw[1], self.levels, again)
+        sign, draw = self.signs[index], self.draws[index][1]
+        if sign:
+            self.weights.move(sign, self.numbers, draw, self.levels, again=index < self._last_use[draw])
 
     def release(self) -> None:
         self.weights.release()

@@ -171,7 +171,7 @@ class PointOptimizer(Optimizer):
             closure = closure if changed is None else changed[0][1]
         self._refuse_inside("step()")
         loss = None if closure is None else self._evaluate(closure)
-        if self._passes is None or self._stage is Stage.READY:
+        if self._passes is None or self._passes.stage is Stage.READY:
             self._check_plain_step()
         else:
             self._passes.check_complete()

@@ -42,7 +42,7 @@ class Watch:
     """Tells of a forward at other weights, a write that is undone, an evaluation, an average, and strange gradients."""
 
     def __init__(self, model: nn.Module | None, own: Sequence[Tensor]) -> None:
-        self._strangers = [] if model is not None else _updated_elsewhere(own)
+        self._strangers = _updated_elsewhere(own) if model is None and _stepped else []
         self._gradients: list[tuple[int, int]] = []  # theirs, when the point was entered
         self._strange_points = 0  # where some came
         self.modules = [] if model is None else [model, bare(model)]
@@ -126,7 +126,7 @@ register_optimizer_step_post_hook(_note_step)
 def _updated_elsewhere(own: Sequence[Tensor]) -> list[Tensor]:
     """What those optimizers update, beside ``own``: it may lie in the same model."""
     groups = [group for opt in _stepped if "_wrapped_by" not in opt.__dict__ for group in opt.param_groups]
-    return apart([p for group in groups for p in group["params"]], own) if groups else []
+    return apart([p for group in groups for p in group["params"]], own)
 
 
 def _marks(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
