@@ -195,7 +195,7 @@ def pairs(figure: Figure, ink: Ink) -> str:
     panel.set_xlabel("row minus column, points, and its 95 % interval; shaded: without zero", x=0, ha="left")
     apart = [one for (i, j), one in told.items() if {i, j} <= {2, 3, 4} and one and one.low * one.high > 0]
     best = all(one.mean > 0 for (i, _), one in told.items() if i == len(known) - 1 and one)
-    return found(not apart and best, "ASAM gains most; three methods at the cost of SGD cannot be told apart")
+    return found(not apart and best, "ASAM gains most; three methods at the cost of SGD differ too little to rank")
 
 
 def _signed(value: float) -> str:
