@@ -18,7 +18,7 @@ from .. import random_state
 from ..checks import check_choice
 from ..parallel import bare, is_sharded, sharded_modules, unwrap_ddp
 from ..passes import Stage
-from .layers import LATE, Unserved, refuse
+from .layers import Unserved, check_backward, refuse
 from .pairs import ADDED, Call, Noisy, Pair, shapes
 from .samples import Log, agrees, compared, count_samples, leave_no_trace, signature, some, take_back, trial, watch
 
@@ -39,9 +39,9 @@ def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iter
     try:
         if engine is not None:
             opt.rule.both(opt, engine.values)
+        passes.gradients.look()
         with nullcontext() if engine is None else engine.opened(batch_norm, opt.bn_stats, signs, dim, strict):
             passes.stage = Stage.INSIDE
-            passes.gradients.look()
             yield
         if engine is not None:
             engine.finish()
@@ -91,9 +91,6 @@ def _engine(opt: Any) -> OnePass | None:
     return known[1]
 
 
-CLEARED = (id(None), None)  # the mark of a weight without a gradient
-
-
 class Block:
     """The token of one block: what was computed in it knows by it whether it is over."""
 
@@ -123,10 +120,11 @@ class OnePass:
         self.kinds: dict[str, str] = {}  # how the dry runs saw each weight served
         self._plan: list[Any] = []
         self._sites: dict[Any, Any] = {}  # the dimensions of the samples, by function, weights and ranks
+        self.known: dict[Any, Any] = {}  # the weights' names, by the kind of a call that a layer serves
         self._seen: set[Any] = set()  # signatures of the model's arguments in dry runs
         self._undo: list[Callable[[], object]] = []
         names = _check(self.inner, model, weights)
-        self.pairs = [Pair(self, (name,), two, w) for name, two, w in zip(names, _room(weights), weights, strict=True)]
+        self.pairs = [Pair(self, (name,), _room(w), w) for name, w in zip(names, weights, strict=True)]
         self._plain = [w.detach() for w in weights]  # what a dry run reads, where classes do not matter
         self.values = [{pair.w: pair.two[i] for pair in self.pairs} for i in (0, 1)]  # w + n and w − n
         noisy = {id(pair.w): pair for pair in self.pairs}
@@ -189,10 +187,10 @@ class OnePass:
     def finish(self) -> None:
         """After a block without an error: gradients came only to weights whose layers were served."""
         marks = zip(self.pairs, self._before, self._marks(), strict=True)
-        past = [p.origin[0] for p, a, b in marks if a != b != CLEARED and not p.used and p.origin[0] not in self.out]
-        if (
-            past and unwrap_ddp(self.model) is None
-        ):  # it writes what other ranks found, also where this one used nothing
+        unserved = [p.origin[0] for p, a, b in marks if a != b and b[1] is not None and not p.used]
+        past = [name for name in unserved if name not in self.out]
+        # DDP writes what other ranks found, also where this one used nothing
+        if past and unwrap_ddp(self.model) is None:
             why = (
                 "a gradient came past the layers: run the forward inside the block too; where a TorchScript module, a "
                 "C++ extension or make_graphed_callables() computes with the weight, use split()"
@@ -206,12 +204,10 @@ class OnePass:
 
     def count(self, layer: Any, more: int) -> None:
         """A batch-norm layer counts one batch; so many more are to be counted when the block is over."""
-        counter = None if layer is None or not layer.training else layer.num_batches_tracked
-        if not more or counter is None:
-            return
-        if torch.compiler.is_compiling():
+        counter = layer.num_batches_tracked if layer.training and more else None
+        if counter is not None and torch.compiler.is_compiling():
             counter.add_(more)
-        else:
+        elif counter is not None:
             self._batches[counter] = self._batches.get(counter, 0) + more
 
     # --- the samples ------------------------------------------------------------------------------------------------
@@ -245,13 +241,13 @@ class OnePass:
     def _depart(self, module: nn.Module, args: Any, output: Any) -> None:
         """After a compiled model's forward: its backward() asks nobody whether the block is still open."""
 
-        def check(gradient: Tensor, block: Any = self.block) -> None:
-            if not block.is_open:
-                refuse(LATE)
-
         for a in pytree.tree_leaves(output) if self.log is None else ():
             if isinstance(a, Tensor) and a.requires_grad:
-                a.register_hook(check)  # type: ignore[no-untyped-call]
+                a.register_hook(lambda _, block=self.block: check_backward(block, once=False))  # type: ignore
+
+    def token(self) -> Block | None:
+        """What a backward() knows its block by; None where a compiler traces it."""
+        return None if torch.compiler.is_compiling() else self.block
 
     def share(self) -> float:
         """Of the samples, how many see w + n."""
@@ -273,26 +269,13 @@ class OnePass:
             refuse("checkpointing after forwards of different numbers of samples: give each a block of its own", names)
         return int(length // self.samples) * self._first(self.samples)
 
-    def split(self, x: Tensor, dim: int, names: Sequence[str]) -> Sequence[Tensor]:
-        """The entries at w + n, and the others."""
-        cut = self.cut(x, dim, names)
-        return torch.split(self.sort(x, dim), [cut, x.shape[dim] - cut], dim)
-
-    def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:
-        """What split() took apart."""
-        return self.unsort(torch.cat(list(parts), dim), dim)
-
-    def sort(self, x: Tensor, dim: int) -> Tensor:
-        """Those at w + n first."""
-        return x if self.order is None else x.index_select(dim, self._rows(x, dim, self.order))
-
-    def unsort(self, x: Tensor, dim: int) -> Tensor:
-        return x if self.order is None else x.index_select(dim, self._rows(x, dim, self.order.argsort()))
-
-    def _rows(self, x: Tensor, dim: int, order: Tensor) -> Tensor:
-        """The order of x's entries, several a sample where there are."""
-        several = x.shape[dim] // len(order)
-        return (order.to(x.device)[:, None] * several + torch.arange(several, device=x.device)).flatten()
+    def sort(self, x: Tensor, dim: int, back: bool = False) -> Tensor:
+        """The entries at w + n first; ``back``: again in their own order."""
+        if self.order is None:
+            return x
+        order = (self.order.argsort() if back else self.order).to(x.device)
+        several = x.shape[dim] // len(order)  # for each sample
+        return x.index_select(dim, (order[:, None] * several + torch.arange(several, device=x.device)).flatten())
 
     def layout(self, f: Any, call: Call) -> tuple[list[Any], list[Any]]:
         """The dimension of the samples in each tensor given and returned, as the dry run has seen it."""
@@ -303,14 +286,14 @@ class OnePass:
         site = call.title, call.names, ranks
         if self.log is not None:
             return self._look(f, found, site)
-        if self._sites.get(site) is None:
+        seen: tuple[list[Any], list[Any]] | None = self._sites.get(site)
+        if seen is None:
             what = "with samples and without them" if site in self._sites else "not seen"
             call.refuse(
                 f"of {shapes(found)} was {what} in the dry run, so that it is not known whether these are samples: "
                 "use split(), or show it by opt.dry_run(lambda x, y: loss_fn(model(x), y), x, y)"
             )
-        given, returned = self._sites[site]
-        return given, returned
+        return seen
 
     def _look(self, f: Any, found: Any, site: Any) -> tuple[list[Any], list[Any]]:
         """In the dry run over the whole: the same, from what the runs over its halves have shown."""
@@ -332,10 +315,14 @@ class OnePass:
         Returns for each weight "fast", "pair", "refused: …" or "not used".
         """
         total = count_samples((args, kwargs), self.dim)
+        self.known.clear()
         first, left, seen = not self._seen, dict(self.out), set(self._seen)
         watch(self._undo, self.inner, lambda: self.log is not None)
         begun = len(self._undo)
-        self._undo.append(partial(self._back, self.samples, self.order, [pair.two for pair in self.pairs]))
+        for name in ("samples", "order", "sign", "log", "_plan"):
+            self._undo.append(partial(setattr, self, name, getattr(self, name)))
+        for pair in self.pairs:
+            self._undo += [partial(setattr, pair, "two", pair.two), partial(setattr, pair, "used", False)]
         try:
             self._run_dry(call, partial(some, (args, kwargs), total, self.dim))
         except BaseException as problem:
@@ -381,14 +368,6 @@ class OnePass:
             except Unserved as problem:
                 self._leave_out(problem)
 
-    def _back(self, samples: Any, order: Any, real: list[Any]) -> None:
-        """After a dry run."""
-        for pair, two in zip(self.pairs, real, strict=True):
-            pair.two, pair.used = two, False
-        self.samples, self.order = samples, order
-        self.sign = self.log = None
-        self._plan = []
-
     def _leave_out(self, problem: Unserved) -> None:
         """Weights that are not served go without noise, where that is allowed."""
         new = [name for name in problem.names if name not in self.out]
@@ -431,18 +410,10 @@ def _as_before(weight: Any) -> None:
     weight.__dict__.pop("_pair", None)
 
 
-def _room(weights: list[Tensor]) -> list[Tensor]:
-    """For each weight a tensor (2, …), of one buffer for each type and device, with the weight's own strides."""
-    totals: dict[Any, int] = {}
-    starts = []
-    for w in weights:
-        starts.append(totals.get((w.dtype, w.device), 0))
-        totals[w.dtype, w.device] = starts[-1] + w.numel()
-    buffers = {(dtype, device): torch.zeros(2, n, dtype=dtype, device=device) for (dtype, device), n in totals.items()}
-    return [
-        buffers[w.dtype, w.device].as_strided((2, *w.shape), (totals[w.dtype, w.device], *w.stride()), start)
-        for w, start in zip(weights, starts, strict=True)
-    ]
+def _room(w: Tensor) -> Tensor:
+    """A tensor (2, …) for w + n and w − n, with the weight's own strides."""
+    span = 1 + sum((n - 1) * stride for n, stride in zip(w.shape, w.stride(), strict=True)) if w.numel() else 0
+    return torch.empty_strided((2, *w.shape), (span, *w.stride()), dtype=w.dtype, device=w.device).zero_()
 
 
 def _check(inner: nn.Module, model: nn.Module, weights: Sequence[Tensor]) -> list[str]:

@@ -53,28 +53,26 @@ def product(rows: Tensor, two: Tensor, bias: Tensor | None, cut: int) -> Tensor:
     return y
 
 
-def guarded(y: Any, block: Any, once: bool = True) -> Any:
-    """y, whose backward() is inside its block, where what it computes again sees the same weights.
+def check_backward(block: Any, once: bool = True) -> None:
+    """Refuse a backward() after its block, where what it computes again would see other weights.
 
-    Nor, if it runs ``once``, is that differentiated. Compiled, a hook on the model's output asks instead.
+    Nor, if it runs ``once``, is it differentiated. ``block`` is None where a compiler traces this: then a hook on the
+    model's output asks instead.
     """
-
-    def check(gradients: Any) -> None:
-        if once and torch.is_grad_enabled():
-            refuse("a gradient of a gradient (create_graph=True) is not served: use points() or split()")
-        if not block.is_open:
-            refuse(LATE)
-
-    if y is not None and not torch.compiler.is_compiling() and y.grad_fn is not None:
-        y.grad_fn.register_prehook(check)
-    return y
+    if block is None:
+        return
+    if once and torch.is_grad_enabled():
+        refuse("a gradient of a gradient (create_graph=True) is not served: use points() or split()")
+    if not block.is_open:
+        refuse(LATE)
 
 
 class Linear(torch.autograd.Function):
     """x @ weight.T + bias, or x @ weight + bias where the weight is turned: (in, out)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Any, two: Tensor, biases: Any, half: int, turned: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Any, two: Tensor, biases: Any, at: Any, turned: bool) -> Tensor:
+        half, ctx.block = at
         rows = x.reshape(-1, x.shape[-1])
         cut = rows.shape[0] // x.shape[0] * half
         ctx.save_for_backward(rows, two)
@@ -84,6 +82,7 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
+        check_backward(ctx.block)
         (rows, two), (cut, turned, shape), wanted = ctx.saved_tensors, ctx.how, ctx.needs_input_grad
         g = g.reshape(rows.shape[0], -1)
         dx = product(g, two.mT if turned else two, None, cut).view(shape) if wanted[0] else None
@@ -95,24 +94,27 @@ class Convolution(torch.autograd.Function):
     """Any convolution of torch's; ``how`` is what aten's takes after the bias."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Any, two: Tensor, biases: Any, half: int, how: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Any, two: Tensor, biases: Any, at: Any, how: Any) -> Tensor:
+        half, ctx.block = at
         ctx.save_for_backward(x, two)
-        ctx.how = half, how
+        sizes = [half, x.shape[0] - half]
+        ctx.how = sizes, how
         added = (bias, bias) if biases is None else biases
-        parts = zip(torch.split(x, [half, len(x) - half]), two.unbind(), added, strict=True)
+        parts = zip(x.split_with_sizes(sizes), two.unbind(), added, strict=True)
         return torch.cat([torch.convolution(part, v, b, *how) for part, v, b in parts])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        (x, two), (half, how), wanted = ctx.saved_tensors, ctx.how, ctx.needs_input_grad
+        check_backward(ctx.block)
+        (x, two), (sizes, how), wanted = ctx.saved_tensors, ctx.how, ctx.needs_input_grad
 
         def back(g: Tensor, x: Tensor, v: Tensor, which: int) -> Any:
             mask = [which == 0, which == 1, False]
-            return torch.ops.aten.convolution_backward(g, x, v, None, *how, mask)[which]
+            return torch.ops.aten.convolution_backward.default(g, x, v, None, *how, mask)[which]
 
-        dx, sizes = None, [half, len(x) - half]
+        dx = None
         if wanted[0]:
-            parts = zip(torch.split(g, sizes), torch.split(x, sizes), two.unbind(), strict=True)
+            parts = zip(g.split_with_sizes(sizes), x.split_with_sizes(sizes), two.unbind(), strict=True)
             dx = torch.cat([back(*part, 0) for part in parts])
         dw = back(g, x, two[0], 1) if wanted[1] else None
         return dx, dw, g.flatten(2).sum((0, 2)) if wanted[2] else None, None, None, None, None
@@ -122,7 +124,8 @@ class Embedding(torch.autograd.Function):
     """A look-up by samples."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, two: Tensor, half: int, padding: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, two: Tensor, at: Any, padding: int) -> Tensor:
+        half, ctx.block = at
         ctx.save_for_backward(x)
         ctx.how = two.shape[1], padding, False
         y = two.new_empty(*x.shape, two.shape[2])
@@ -132,6 +135,7 @@ class Embedding(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
+        check_backward(ctx.block)
         return None, torch.ops.aten.embedding_dense_backward(g, *ctx.saved_tensors, *ctx.how), None, None, None
 
 
@@ -139,41 +143,41 @@ class Half(torch.autograd.Function):
     """w + n or w − n as a tensor whose gradient is w's."""
 
     @staticmethod
-    def forward(ctx: Any, w: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, w: Tensor, value: Tensor, block: Any) -> Tensor:
+        ctx.block = block
         # compiled, an output that is a view of the buffer would lose its gradient
         return value.clone() if torch.compiler.is_compiling() else value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        return g, None
+        check_backward(ctx.block, once=False)
+        return g, None, None
 
 
-# Each of the following takes the number of samples at w + n, then what torch's function takes; the weight, and the bias
-# where it is noisy, are pairs. None: not served so, but as a pair.
+# Each of the following takes the number of samples at w + n with the token of the block (``at``), then what torch's
+# function takes; the weight, and the bias where it is noisy, are pairs. None: not served so, but as a pair.
 
 
-def linear(half: int, input: Tensor, weight: Any, bias: Any = None) -> Any:
+def linear(at: Any, input: Tensor, weight: Any, bias: Any = None) -> Any:
     x, two, plain, biases = cast(input, weight, bias)
     if plain is not None and plain.dim() != 1:  # addmm's may be a matrix
         return None
-    return Linear.apply(x, weight.w, plain, two, biases, half, weight.turned)  # type: ignore[no-untyped-call]
+    return Linear.apply(x, weight.w, plain, two, biases, at, weight.turned)  # type: ignore[no-untyped-call]
 
 
-def matmul(half: int, input: Tensor, other: Any) -> Any:
-    return linear(half, input, other.transposed()) if other.two.dim() == 3 else None
+def matmul(at: Any, input: Tensor, other: Any) -> Any:
+    return linear(at, input, other.transposed()) if other.two.dim() == 3 else None
 
 
-def addmm(half: int, input: Any, mat1: Tensor, mat2: Any, **scales: Any) -> Any:
-    return None if scales else linear(half, mat1, mat2.transposed(), input)
+def addmm(at: Any, input: Any, mat1: Tensor, mat2: Any, **scales: Any) -> Any:
+    return None if scales else linear(at, mat1, mat2.transposed(), input)
 
 
-def convolution(
-    half: int, x: Tensor, weight: Any, bias: Any = None, *args: Any, back: bool = False, **more: Any
-) -> Any:
+def convolution(at: Any, x: Tensor, weight: Any, bias: Any = None, *args: Any, back: bool = False, **more: Any) -> Any:
     """A convolution, or a transposed one (``back``)."""
     names = ("stride", "padding", *(("output_padding", "groups", "dilation") if back else ("dilation", "groups")))
     given: dict[str, Any] = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
-    given = {**given, **dict(zip(names, args, strict=False)), **more}
+    given.update(zip(names, args, strict=False), **more)
     n = weight.two.dim() - 3
 
     def many(value: Any) -> list[Any]:
@@ -187,11 +191,11 @@ def convolution(
     padding = many(0 if given["padding"] == "valid" else given["padding"])
     how = many(given["stride"]), padding, many(given["dilation"]), back, many(given["output_padding"]), given["groups"]
     x, two, plain, biases = cast(x, weight, bias)
-    return Convolution.apply(x, weight.w, plain, two, biases, half, how)  # type: ignore[no-untyped-call]
+    return Convolution.apply(x, weight.w, plain, two, biases, at, how)  # type: ignore[no-untyped-call]
 
 
 def embedding(
-    half: int | None,
+    at: Any,
     input: Tensor,
     weight: Any,
     padding_idx: int | None = None,
@@ -200,18 +204,18 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Also called, with ``half`` None, for a look-up without samples: to refuse what writes to the table."""
+    """Also called, with ``at`` None, for a look-up without samples: to refuse what writes to the table."""
     if max_norm is not None or sparse:
         why = "an embedding with max_norm or sparse=True is not served: use split(), or another embedding"
         refuse(why, weight.origin)
-    if half is None or scale_grad_by_freq:
+    if at is None or scale_grad_by_freq:
         return None
     padding = -1 if padding_idx is None else padding_idx % weight.two.shape[1]
-    return Embedding.apply(input, weight.w, weight.two, half, padding)  # type: ignore[no-untyped-call]
+    return Embedding.apply(input, weight.w, weight.two, at, padding)  # type: ignore[no-untyped-call]
 
 
 def batch_norm(
-    half: int,
+    at: Any,
     input: Tensor,
     running_mean: Any,
     running_var: Any,
@@ -225,7 +229,7 @@ def batch_norm(
 
     Not by a function of our own: in Python it takes longer than the two operators that it saves.
     """
-    owner, layer, sizes = weight.owner, weight.layer, [half, len(input) - half]
+    owner, layer, sizes = weight.owner, weight.layer, [at[0], len(input) - at[0]]
     noisy = weight.w is not None or not (bias is None or isinstance(bias, Tensor))
     if not training:
         return None if noisy else F.batch_norm(input, running_mean, running_var, weight.two[0], bias, eps=eps)

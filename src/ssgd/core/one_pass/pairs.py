@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 
-from .layers import FAST, Half, batch_norm_seen, embedding, guarded, refuse
+from .layers import FAST, Half, batch_norm_seen, embedding, refuse
 
 if TYPE_CHECKING:
     from .block import OnePass
@@ -55,7 +55,7 @@ class Pair(Seen):
     def value(self, sign: int) -> Any:
         if self.w is None:
             return self.two[sign]
-        value = guarded(Half.apply(self.w, self.two[sign]), self.block, once=False)  # type: ignore[no-untyped-call]
+        value = Half.apply(self.w, self.two[sign], self.owner.token())  # type: ignore[no-untyped-call]
         return value.mT if self.turned else value
 
     def cast(self, dtype: torch.dtype) -> Any:
@@ -226,24 +226,23 @@ class Call:
 
     def fast(self, dims: list[Any]) -> Any:
         """The layer's own way, where the weight itself meets samples in their first dimension; else None."""
-        fast, at_x = FAST.get(self.f, (None, 0))
-        if fast is None or len(self.found) <= at_x + 1 or dims[at_x] != 0 or len(self.args) <= at_x:
+        _, at_x = FAST.get(self.f, (None, 0))
+        if self.f not in FAST or len(self.found) <= at_x + 1 or len(self.args) <= at_x:
             return None
-        x, is_norm = self.found[at_x], self.f is F.batch_norm
+        x, is_norm = self.args[at_x], self.f is F.batch_norm
         weight = self.pairs[0] if is_norm else self.found[at_x + 1]
-        if self.args[at_x] is not x or type(x) is Pair or type(weight) is not Pair:
+        if x is not self.found[at_x] or type(x) is Pair or type(weight) is not Pair:
             return None
         if weight.layer is None if is_norm else weight.w is None or weight.two.dim() < 3 or weight.two.is_complex():
             return None
-        others = [(a, d) for a, d in zip(self.found, dims, strict=True) if a is not x and a is not weight]
-        if any(d is not None or (type(a) is Pair and (a.w is None or a.two.dim() != 2)) for a, d in others):
+        if x.dim() < 2 and self.f is not F.embedding:
             return None
-        if self.f is not F.embedding and x.dim() < 2:
-            return None
-        owner, args = self.owner, list(self.args)
-        args[at_x] = owner.sort(x, 0)
-        y = guarded(fast(owner.cut(x, 0, self.names), *args, **self.kwargs), owner.block)
-        return None if y is None else owner.unsort(y, 0)
+        for a, d in zip(self.found, dims, strict=True):
+            if d != (0 if a is x else None):
+                return None
+            if type(a) is Pair and a is not weight and (a.w is None or a.two.dim() != 2):
+                return None
+        return by_layer(self.owner, self.names, self.f, self.args, self.kwargs)
 
     def by_halves(self, dims: list[Any], returned: list[Any]) -> Any:
         """At w + n for the first half of the samples and at w − n for the others, put together."""
@@ -258,7 +257,8 @@ class Call:
                 ends = (d, 0, cut), (d, cut, a.shape[d] - cut)
                 parts.append(lambda sign, both=both, d=d, ends=ends: owner.sort(both[sign], d).narrow(*ends[sign]))
             else:
-                parts.append(owner.split(a, d, self.names).__getitem__)
+                cut = owner.cut(a, d, self.names)
+                parts.append(torch.split(owner.sort(a, d), [cut, a.shape[d] - cut], d).__getitem__)
         halves = []
         for sign in (0, 1):
             order = iter(parts)
@@ -266,8 +266,46 @@ class Call:
             halves.append(self.f(*args, **kwargs))
         if self.f in IN_PLACE:
             return self.args[0]
-        whole = iter([owner.join(both, d) for *both, d in zip(*map(tensors, halves), returned, strict=True)])
+        joined = zip(*map(tensors, halves), returned, strict=True)
+        whole = iter([owner.sort(torch.cat(both, d), d, back=True) for *both, d in joined])
         return mapped(lambda a: next(whole), halves[0])
+
+
+def kind_of(f: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...]:
+    """All that the choice of a layer's own way depends on; empty where that is more than can be said in no time."""
+    kind: list[Any] = [f, len(args), *kwargs]
+    for a in (*args, *kwargs.values()):
+        what = type(a)
+        if what is Tensor or what is nn.Parameter:
+            kind += what, a.dim()
+        elif what is Pair:
+            kind += what, a.origin, a.w is None, a.layer is None
+        elif what in PLAIN or what is tuple:
+            kind.append(a if what is tuple else what)
+        else:
+            return ()
+    return tuple(kind)
+
+
+def by_layer(owner: OnePass, names: Any, f: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """The layer's own way, or None where it has none for these numbers."""
+    fast, at_x = FAST[f]
+    x = args[at_x]
+    at = owner.cut(x, 0, names), owner.token()
+    y = fast(at, *args[:at_x], owner.sort(x, 0), *args[at_x + 1 :], **kwargs)
+    return None if y is None else owner.sort(y, 0, back=True)
+
+
+def _again(f: Any, args: Any, kwargs: Any) -> Any:
+    """The layer's own way, if it was found for a call of this kind since the last dry run; else None."""
+    args = [a._pair if type(a) is Noisy else a for a in args]
+    kwargs = {name: a._pair if type(a) is Noisy else a for name, a in kwargs.items()}
+    pairs = [a for a in (*args, *kwargs.values()) if type(a) is Pair]
+    names = pairs[0].owner.known.get(kind_of(f, args, kwargs)) if pairs else None
+    if names is None:
+        return None
+    _check_place(f, pairs, names)
+    return by_layer(pairs[0].owner, names, f, args, kwargs)
 
 
 def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
@@ -277,12 +315,11 @@ def dispatch(f: Any, args: Any, kwargs: Any) -> Any:
     if f in HARMLESS or (not compiling and torch._guards.TracingContext.try_get() is not None):
         args = [a.value(0) if type(a) is Pair else a for a in args]
         return _undispatched(f, *args, **kwargs)
+    if f in FAST and not compiling and (y := _again(f, args, kwargs)) is not None:
+        return y
     call = Call(f, args, kwargs)
     owner, first = call.owner, call.args[0] if call.args else None
-    for a in call.pairs:
-        a.used = True
-    if not compiling:
-        _check_place(call)
+    _check_place(f, call.pairs, call.names)
     if f is F.batch_norm and owner.log is not None:
         call.f = batch_norm_seen
     if (sign := owner.sign) is not None:
@@ -324,6 +361,8 @@ def _served(call: Call, f: Any, first: Any) -> Any:
     if owner.log is not None:
         kind = "pair" if y is None and call.f is f else "fast"
         owner.kinds.update({name: max(kind, owner.kinds.get(name, "")) for name in call.names})
+    elif y is not None and not torch.compiler.is_dynamo_compiling() and (site := kind_of(f, call.args, call.kwargs)):
+        owner.known[site] = call.names
     if y is not None:
         return y
     to_pair = type(first) is Pair
@@ -335,17 +374,21 @@ def _served(call: Call, f: Any, first: Any) -> Any:
     if alone:
         return call.pair()
     if "?" in dims or "?" in returned or None in returned:
-        shapes_of = shapes(call.found)
-        call.refuse(
-            f"of {shapes_of} mixes the samples, orders them otherwise, or has not one dimension of them: use split()"
-        )
+        why = "mixes the samples, orders them otherwise, or has not one dimension of them: use split()"
+        call.refuse(f"of {shapes(call.found)} {why}")
     return call.by_halves(dims, returned)
 
 
-def _check_place(call: Call) -> None:
-    if call.owner.block is None or any(a.block is not call.owner.block for a in call.pairs):
-        refuse("a value of noisy weights was kept from an earlier block: compute it anew in each", call.names)
+def _check_place(f: Any, pairs: Sequence[Pair], names: tuple[str, ...]) -> None:
+    """Whether pairs may be used here; they then are."""
+    for a in pairs:
+        a.used = True
+    if torch.compiler.is_dynamo_compiling():
+        return
+    block = pairs[0].owner.block
+    if block is None or any([a.block is not block for a in pairs]):
+        refuse("a value of noisy weights was kept from an earlier block: compute it anew in each", names)
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        refuse("vmap and torch.func are not served: use points() or split()", call.names)
-    if call.f is T.detach and sys._getframe(3).f_code.co_name == "_save_to_state_dict":
-        refuse("state_dict() inside the block: leave it first", call.names)
+        refuse("vmap and torch.func are not served: use points() or split()", names)
+    if f is T.detach and sys._getframe(3).f_code.co_name == "_save_to_state_dict":
+        refuse("state_dict() inside the block: leave it first", names)

@@ -67,7 +67,6 @@ class Log(TorchFunctionMode):
         super().__init__()
         self.calls: list[Any] = []
         self.plan = plan
-        self.paused = False
 
     def leave(self) -> None:
         """As __exit__(), also where it was not entered or was left."""
@@ -75,22 +74,20 @@ class Log(TorchFunctionMode):
             self.__exit__(None, None, None)
 
     def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call = dispatch if args and type(args[0]) is Pair else _plain
-        if f in HARMLESS or self.paused:
-            return call(f, args, kwargs or {})
+        call = partial(dispatch, f, args, kwargs or {})
+        if not args or type(args[0]) is not Pair:
+            call = partial(f, *args, **kwargs or {})
+        if f in HARMLESS:
+            return call()
         found = tensors(args, kwargs or {})
         given = [a if type(a) is Pair or isinstance(a, nn.Parameter) else a.detach().clone() for a in found]
-        y = call(f, args, kwargs or {})
+        y = call()
         if f in RANDOM and len(self.calls) < len(self.plan):
             *_, (d,), _, _, p, q = self.plan[len(self.calls)]
             if isinstance(d, int):
                 y.copy_(torch.cat([p, q], d))
         self.calls.append((f, given, shapes(tensors(y)), y.detach().clone() if f in RANDOM else None))
         return y
-
-
-def _plain(f: Any, args: Any, kwargs: Any) -> Any:
-    return f(*args, **kwargs)
 
 
 def compared(three: list[Any], two: list[Any]) -> list[Any]:
