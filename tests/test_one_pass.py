@@ -707,6 +707,26 @@ def test_a_value_kept_from_an_earlier_block_is_refused():
         F.linear(x, kept)
 
 
+def test_a_call_of_a_known_kind_is_still_checked():
+    """How a kind of call is served is found once; what each call is given is looked at every time."""
+    model, (x, _) = Use(lambda s, x: x @ s.w.t(), w=(3, 5)).double(), vectors()
+    opt = optimizer(model)
+    for _ in range(2):
+        with opt.one_pass():
+            y = model(x)
+            turned, doubled = model.w.t(), (model.w * 2).t()
+            assert torch.equal(x @ doubled, 2 * y)
+            y.square().mean().backward()
+        opt.step()
+    with pytest.raises(Unserved, match="kept from an earlier block"), opt.one_pass():
+        model(x)
+        x @ turned
+    with pytest.raises(Unserved, match="vmap"), opt.one_pass():
+        model(x)
+        turned = model.w.t()
+        torch.func.vmap(lambda rows: rows @ turned)(x[None])
+
+
 def test_a_gradient_of_a_gradient_is_refused():
     model, (x, _) = mlp(), vectors()
     x.requires_grad_()
