@@ -68,7 +68,16 @@ SGD = Method("SGD", "points", noisy=False, epochs=1, passes=1, color="#000000", 
 LONGER = Method("SGD, twice the epochs", "points", False, epochs=2, passes=2, color="#E69F00", line=":", marker="v")
 BOTH = Method("S-SGD both", "points", noisy=True, epochs=1, passes=2, color="#0072B2", line="--", marker="s")
 SPLIT = Method("S-SGD split", "split", noisy=True, epochs=1, passes=1, color="#D55E00", line="-.", marker="^")
-ONE_PASS = Method("S-SGD one pass", "one_pass", noisy=True, epochs=1, passes=1, color="#009E73", line="-", marker="D")
+ONE_PASS = Method(
+    "S-SGD one pass, batch-norm over the batch",
+    "one_pass",
+    True,
+    epochs=1,
+    passes=1,
+    color="#009E73",
+    line="-",
+    marker="D",
+)
 ONE_SIDED = Method("one-sided noise", "one-sided", True, epochs=1, passes=1, color="#CC79A7", line="-", marker="v")
 METHODS = SGD, LONGER, BOTH, SPLIT  # compared on accuracy
 DAMAGED = SGD, ONE_SIDED, SPLIT, BOTH, ONE_PASS  # compared under noise on their weights
@@ -272,7 +281,7 @@ def tolerance_table(tolerances: Tolerances) -> str:
         f"Test accuracy, %, with noise on the trained weights, of so many times their norm; {len(means)} seeds.",
         "As it is: batch-norm's statistics are those of training. Recalibrated: gathered again after the damage.",
         f"{DAMAGED_SETTING.train_images} training images, {DAMAGED_SETTING.epochs} epochs, "
-        f"noise level {DAMAGED_SETTING.noise:g}; one pass normalises over the whole batch.",
+        f"noise level {DAMAGED_SETTING.noise:g}.",
     )
 
 
@@ -303,26 +312,37 @@ def draw_accuracy(runs: Runs, images: int, curves: Any, dots: Any) -> None:
             dots.hlines(mean(gains), place - 0.3, place + 0.3, color=method.color)
 
     last = [run.test for own in runs.values() for run in own]
-    title = f"Learning from {images} images: mean ± standard error"
+    ends = {method: mean(run.test for run in own) for method, own in runs.items()}
+    title = f"{images} images: SGD ends at {ends[SGD]:.1f} %, split at {ends[SPLIT]:.1f} %\n(mean ± standard error)"
     curves.set(xlabel="passes over the training images", ylabel="test accuracy, %", title=title)
     curves.set_ylim(mean(last) - 5, mean(last) + 3)  # the first epochs lie far below
     curves.legend(loc="lower right")
+    both, split = (spread(differences(method, runs), "+") for method in (BOTH, SPLIT))
     dots.axhline(0, color=SGD.color, linewidth=1)
-    dots.set(ylabel="test accuracy − SGD's, points", title="Last epoch: a dot a seed, a bar the mean")
+    dots.set(
+        ylabel="test accuracy − SGD's, points",
+        title=f"Both signs {both}, split {split}\n(a dot a seed, a bar the mean)",
+    )
     dots.set_xticks(range(1, len(METHODS)), [f"{method.name}\ncost {method.passes}" for method in METHODS[1:]])
 
 
 def draw_tolerance(tolerances: Tolerances, *panels: Any) -> None:
-    columns = tolerances[SGD][0].columns
-    start = f"{DAMAGED_SETTING.train_images} images, then noise on the weights:\nbatch-norm "
+    columns, strongest = tolerances[SGD][0].columns, RATIOS[-1]
     for panel, column, line in zip(panels, columns, ("-", "--"), strict=True):
+        kept = {}
         for method, results in tolerances.items():
             strengths, _, _ = results[0].curve("noise", "accuracy", column)
             means = [result.curve("noise", "accuracy", column)[1].tolist() for result in results]
+            kept[method] = mean(curve[-1] for curve in means)
             draw_band(panel, strengths.tolist(), means, method, linestyle=line, marker=method.marker, markersize=4)
-        panel.set(xlabel="norm of the noise / norm of the weights", ylabel="test accuracy, %", title=start + column)
+        best = max(kept, key=lambda method: kept[method])
+        title = (
+            f"Weight noise {strongest:g}, batch-norm {column}: SGD {kept[SGD]:.0f} %,\n{best.name} {kept[best]:.0f} %"
+        )
+        panel.set(xlabel="norm of the noise / norm of the weights", ylabel="test accuracy, %")
+        panel.set_title(title, fontsize=11)
         panel.grid(axis="y", alpha=0.3)
-        panel.legend(loc="lower left")
+        panel.legend(loc="lower left", fontsize=8)
     panels[1].sharey(panels[0])
 
 
