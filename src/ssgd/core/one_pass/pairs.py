@@ -190,17 +190,13 @@ class Call:
 
     def __init__(self, f: Any, args: Any, kwargs: Any) -> None:
         self.f = f
-        self.found: list[Any] = []  # all tensors and pairs, in order
-        self.args, self.kwargs = mapped(self._find, (args, kwargs))
+        self.args, self.kwargs = mapped(lambda a: a, (args, kwargs))
+        self.found = tensors(self.args, self.kwargs)
         self.pairs = [a for a in self.found if type(a) is Pair]
         self.owner: OnePass = self.pairs[0].owner
         self.names = tuple(sorted({name for a in self.pairs for name in a.origin}))  # of the weights
         name = getattr(f, "__name__", str(f))
         self.title = getattr(getattr(f, "__self__", None), "__name__", name) if name in ("__get__", "__set__") else name
-
-    def _find(self, a: Any) -> Any:
-        self.found.append(a)
-        return a
 
     def refuse(self, why: str) -> NoReturn:
         refuse(f"{self.title} {why}", self.names)
@@ -226,22 +222,18 @@ class Call:
 
     def fast(self, dims: list[Any]) -> Any:
         """The layer's own way, where the weight itself meets samples in their first dimension; else None."""
-        _, at_x = FAST.get(self.f, (None, 0))
-        if self.f not in FAST or len(self.found) <= at_x + 1 or len(self.args) <= at_x:
+        at_x, is_norm = FAST[self.f][1], self.f is F.batch_norm
+        if len(self.found) <= at_x + 1 or len(self.args) <= at_x or self.args[at_x] is not self.found[at_x]:
             return None
-        x, is_norm = self.args[at_x], self.f is F.batch_norm
-        weight = self.pairs[0] if is_norm else self.found[at_x + 1]
-        if x is not self.found[at_x] or type(x) is Pair or type(weight) is not Pair:
+        x, weight = self.found[at_x], self.pairs[0] if is_norm else self.found[at_x + 1]
+        if type(x) is Pair or type(weight) is not Pair or (x.dim() < 2 and self.f is not F.embedding):
             return None
         if weight.layer is None if is_norm else weight.w is None or weight.two.dim() < 3 or weight.two.is_complex():
             return None
-        if x.dim() < 2 and self.f is not F.embedding:
+        if dims[at_x] != 0 or any(d is not None for i, d in enumerate(dims) if i != at_x):
             return None
-        for a, d in zip(self.found, dims, strict=True):
-            if d != (0 if a is x else None):
-                return None
-            if type(a) is Pair and a is not weight and (a.w is None or a.two.dim() != 2):
-                return None
+        if any(a.w is None or a.two.dim() != 2 for a in self.pairs if a is not weight):
+            return None
         return by_layer(self.owner, self.names, self.f, self.args, self.kwargs)
 
     def by_halves(self, dims: list[Any], returned: list[Any]) -> Any:
@@ -356,7 +348,7 @@ def _served(call: Call, f: Any, first: Any) -> Any:
     y = None
     if f is F.embedding and alone:
         embedding(None, *call.args, **call.kwargs)
-    elif not alone:
+    elif not alone and call.f in FAST:
         y = call.fast(dims)
     if owner.log is not None:
         kind = "pair" if y is None and call.f is f else "fast"
