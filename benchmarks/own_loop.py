@@ -288,7 +288,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="of the tasks: gpt, wrn28_4, resnet50, resnet20")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="of loops (default: all; on a CPU no graph)")
     parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help="what CPU times are read from")
-    parser.add_argument("--out", type=Path, help="JSON file (default: results/own-loop-<device>.json beside this)")
+    parser.add_argument("--out", type=Path, help="JSON file (default: results/own-loop-<device>.json)")
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -302,7 +302,8 @@ def main() -> None:
     for task in tasks(device, options.tiny):
         if not options.only or task.name in options.only:
             found += rows(task, device, 2 if options.tiny else options.repeats, kinds, CLOCKS[options.clock])
-    report(found, device, options.out or Path(__file__).parent / "results" / f"own-loop-{device.type}.json")
+    name = "own-loop-tiny.json" if options.tiny else f"results/own-loop-{device.type}.json"  # one is ignored by git
+    report(found, device, options.out or Path(__file__).parent / name)
 
 
 if __name__ == "__main__":
