@@ -32,6 +32,7 @@ SENTENCES = [
     r"this point is over: take points in order, each once, from a new points\(\) or split\(\)",
     r"a backward\(\) ran after its point was left, or gradients were changed there: call backward\(\) inside",
     r"a point was passed over: wrap the passes in `with point:`",
+    r"an exception cut the batch short: catch it outside of the loop over the points",
     r"no gradient came inside the last point: call backward\(\) inside `with point:`",
     r"step\(\) inside a point would see perturbed weights: leave the `with` block first",
     r"step\(\) without a new pass: run forward and backward inside points\(\), split\(\) or one_pass\(\), in a",

@@ -101,7 +101,7 @@ def test_the_graph_of_every_method_is_its_eager_step() -> None:
         if name in ("mirror", "base-2x", "sgdr", "both-sgdr"):  # ranks; the others are steps of sgd and ssgd
             continue
         said, (graph, _) = graph_and_eager(name)
-        assert bool(said) == (graph.opt.not_capturable is not None), f"{name} said {said}"
+        assert bool(said) == (graph.opt.rule.not_capturable is not None), f"{name} said {said}"
 
 
 def test_a_graph_that_is_garbage_does_not_spoil_the_next() -> None:

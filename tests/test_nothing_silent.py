@@ -1,5 +1,6 @@
 """What is done wrong, or changes behind our back, is served right or told in a sentence: never silently different."""
 
+import contextlib
 import copy
 import inspect
 import warnings
@@ -663,3 +664,14 @@ def test_other_optimizers_are_not_told_where_their_gradients_are_right():
             for one in (opt, head, apart):
                 one.step()
                 one.zero_grad()
+
+
+def test_an_exception_caught_between_the_points_is_told_as_what_it_is():
+    net = mlp()
+    x, y = vectors()
+    opt = SSGD(SGD(net.parameters(), lr=0.1), 0.2)
+    with pytest.raises(RuntimeError, match="catch it outside of the loop over the points"):
+        for point in opt.points():
+            with contextlib.suppress(MemoryError), point:
+                F.cross_entropy(net(x), y).backward()
+                raise MemoryError

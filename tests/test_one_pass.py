@@ -231,6 +231,12 @@ def test_the_repeated_batch_gives_the_papers_gradient():
     assert all(torch.allclose(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
 
 
+def test_a_batch_is_repeated_along_its_samples():
+    opt = optimizer(normed())
+    x, y = opt.repeated(torch.arange(6).view(3, 2), torch.arange(2), dim=1)
+    assert x.tolist() == [[0, 1, 0, 1], [2, 3, 2, 3], [4, 5, 4, 5]] and y.tolist() == [0, 1, 0, 1]
+
+
 # --- what the loss means ----------------------------------------------------------------------------------------------
 
 

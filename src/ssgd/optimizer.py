@@ -37,22 +37,22 @@ class SSGD(NoisyOptimizer):
         base: the optimizer that updates w. Its parameter groups and state are shared, not copied.
         noise: the level, ``||n|| / ||w||`` in each tensor (for ``distribution="uniform"`` its expectation;
             :func:`ssgd.paper_level` converts the paper's unit). It is the key ``"noise"`` of every parameter group and
-            may be changed there at any time; a 0-dim tensor can be changed under a CUDA graph, and is then never taken
-            for zero.
+            may be changed there at any time; a 0-dim tensor can be changed under a CUDA graph, and counts as above 0
+            even while it is 0.
         model: the module trained, as it is called: the DDP or FSDP module. Needed for DDP's single all-reduce, for
             sharded parameters, for ``bn_stats``, and where another optimizer updates a part of it.
         mode: ``"both"``: every process takes both signs; ``"mirror"``: even ranks take +n, odd ranks −n.
-        distribution: ``"sphere"``, ``"sign"``, ``"uniform"``, a :class:`ssgd.Distribution`, or a function
-            ``fill(z, generator)``.
+        distribution: ``"sphere"``, ``"sign"``, ``"uniform"``, ``"gaussian"``, whose level is the deviation of each
+            element and no ratio, a :class:`ssgd.Distribution`, or a function ``fill(z, generator)``.
         perturb: the tensors that get noise, trained or frozen, such as :func:`ssgd.select` returns. By default every
             trainable tensor of two or more dimensions in the base's groups, without weight-norm's magnitudes, which
             only ``model`` tells for sure.
         pairs: noise pairs a step.
-        bn_stats: what the passes do to batch-norm's running statistics: ``"both"``, ``"once"``, ``"first"``,
-            ``"none"``.
+        bn_stats: which passes move batch-norm's running statistics: ``"both"``, each; ``"once"``, all together as one
+            would; ``"first"``, the first alone; ``"none"``. All but ``"both"`` need ``model``.
         rng: ``"independent"`` dropout masks in the passes, or the ``"same"``.
-        per_rank: whether each data parallel rank draws noise of its own. None: under DDP, in mode ``"both"``.
-        seed: of the noise. None: that of torch's global generator, which is read, not drawn from. Give each of
+        per_rank: whether each data parallel rank draws noise of its own. None: under DDP in mode ``"both"`` alone.
+        seed: of the noise. None: ``torch.initial_seed()``, of the first rank where there are several. Give each of
             several instances one of its own, or their noise is alike.
         nonfinite: what to do with a gradient that is not finite: ``"step"`` all the same, ``"skip"`` or ``"raise"``.
     """
@@ -77,10 +77,10 @@ class SSGD(NoisyOptimizer):
         check_count("pairs", pairs)
         both = [(sign, pair) for pair in range(pairs) for sign in (1, -1)]
         if mode == "mirror":
-            points, halves = [(1, pair) for pair in range(pairs)], None
+            points, halves = [(1, pair) for pair in range(pairs)], None  # NoisePoints turns the sign on odd ranks
             no_split = 'split() takes both signs on every rank: use mode="both", or points()'
         else:
-            points, halves = both, both if pairs == 1 else None
+            points, halves = both, both if pairs == 1 else None  # with one pair split() has a half for each point
             no_split = "split() has two halves for one pair of signs: use pairs=1, or points()"
         rule = NoisePoints(
             noise,
@@ -124,13 +124,14 @@ class SSGD(NoisyOptimizer):
         """
         return one_pass.dry_run(self, call, args, kwargs, dim)
 
-    def repeated(self, *batch: Any) -> Any:
+    def repeated(self, *batch: Any, dim: int = 0) -> Any:
         """Return the batch twice over, so that one_pass() takes every sample at w + n and at w − n, as points() does.
 
-        At level 0 it is the batch as it is. The batch is any nested structure of tensors with one entry a sample.
+        At level 0 it is the batch as it is. The batch is any nested structure of tensors, which have one entry a sample
+        in their first dimension, or in the one that one_pass() is given as ``dim``; a tensor of labels has only one.
         """
         whole = batch[0] if len(batch) == 1 else batch
-        return whole if self.rule.is_off(self) else one_pass.twice(whole)
+        return whole if self.rule.is_off(self) else one_pass.twice(whole, dim)
 
     def __repr__(self) -> str:
         options = f"mode={self.mode!r}, distribution={self.distribution.name!r}, pairs={self.pairs}"

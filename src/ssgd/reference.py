@@ -1,10 +1,12 @@
-"""The paper's step in its own notation: slow, readable, the oracle of the tests.
+"""S-SGD's step written out: slow, readable, the oracle of the tests.
 
-    w̃₊ = w + n,   w̃₋ = w − n,   ‖n_l‖ = a ‖w_l‖ in each layer l
+    w̃₊ = w + n,   w̃₋ = w − n,   ‖n_l‖ = level · ‖w_l‖ in each layer l
     g  = ( ∇L(w̃₊) + ∇L(w̃₋) ) / 2
     w  ← the base optimizer's step with g
 
-It holds w, n and every gradient in memory at once, and serves one process, one device and one dtype.
+For uniform noise the norm holds on average; the paper's own level is √3 times this one. The reference holds w, n and
+every gradient in memory at once, serves one process, one device and one dtype, and steps every parameter, with zeros
+where no gradient came.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ class Reference:
     def __init__(
         self,
         base: Optimizer,
-        a: float,
+        level: float,
         layers: Sequence[Tensor],
         distribution: str | Distribution = "sphere",
         pairs: int = 1,
         seed: int = 0,
     ) -> None:
-        self.base, self.a, self.layers, self.pairs, self.seed = base, a, layers, pairs, seed
+        self.base, self.level, self.layers, self.pairs, self.seed = base, level, layers, pairs, seed
         self.distribution = as_distribution(distribution)
         if self.distribution.unit not in ("norm", "rms"):
             raise ValueError(f"the reference scales noise by the norm or the rms, not by {self.distribution.unit!r}")
@@ -61,7 +63,7 @@ class Reference:
         return [self._scaled(self._drawn(layer, w_l, pair), w_l) for layer, w_l in zip(self.layers, w, strict=True)]
 
     def _drawn(self, layer: Tensor, w_l: Tensor, pair: int) -> Tensor:
-        """z of one layer: its place among all parameters tells it from the others, and rank 0 from other processes."""
+        """z of one layer, seeded by seed, step, rank (0 here), pair, and the layer's place among all parameters."""
         parameters = [p for group in self.base.param_groups for p in group["params"]]
         position = next(i for i, p in enumerate(parameters) if p is layer)
         generator = torch.Generator(w_l.device).manual_seed(mix(self.seed, self.t, 0, pair, position))
@@ -71,7 +73,7 @@ class Reference:
 
     def _scaled(self, z_l: Tensor, w_l: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(z_l) if self.distribution.unit == "norm" else math.sqrt(w_l.numel())
-        n_l: Tensor = z_l * (torch.linalg.vector_norm(w_l) * self.a / length)
+        n_l: Tensor = z_l * (torch.linalg.vector_norm(w_l) * self.level / length)
         return n_l
 
     def _gradient(self, parameters: list[Tensor], loss: Callable[[], Tensor], point: list[Tensor]) -> list[Tensor]:

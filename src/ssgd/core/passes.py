@@ -33,12 +33,14 @@ IN_ANOTHER = "another optimizer is inside a point and averages the same gradient
 
 
 class Route:
-    """Where a batch's gradients are taken, and their shares in the mean. This one stays at w; methods derive theirs.
+    """Where a batch's gradients are taken, and their shares in the mean. This one stays at w.
+
+    ``NoiseRoute`` of noise_points.py goes to w + sign · n; other methods derive theirs.
 
     Args:
         signs: a label for each pass: 1 or −1 for a point beside w, 0 for w itself.
         shares: of each pass's gradient in the mean, alike by default.
-        weights: what moves, for the way back to be the same for all methods.
+        weights: what enter() moves. Passes itself takes it back to w.
     """
 
     reduce_every_pass = False  # under DDP: each pass's gradient is needed reduced, not only the sum
@@ -47,6 +49,7 @@ class Route:
         self, signs: Sequence[int], shares: Sequence[float] | None = None, weights: MovingWeights | None = None
     ) -> None:
         self.signs = signs
+        self.moves = any(signs)  # some pass is taken elsewhere than at w
         self.shares = shares or [1 / len(signs)] * len(signs)
         self.weights = weights or MovingWeights([])
 
@@ -114,21 +117,27 @@ class Passes:
         self.by_closure = False  # then every backward() runs inside its point
         self.points = [Point(self, i) for i in range(len(route.signs))]
         self._own = opt.all_parameters
-        others = [] if opt.model is None else apart(opt.model.parameters(), self._own)  # another optimizer's: means too
+        others = (
+            [] if opt.model is None else apart(opt.model.parameters(), self._own)
+        )  # of another optimizer, averaged too
         self.gradients = MeanGradient(self._own, others, route.shares)
-        self._statistics = RunningStatistics(opt.model, opt.bn_stats if any(route.signs) else "both")
+        self._statistics = RunningStatistics(opt.model, opt.bn_stats if route.moves else "both")
         self._watch = Watch(opt.model, self._own)
         self._ddp = unwrap_ddp(opt.model)
         self._sharded = sharded_modules(opt.model)  # found once: a large model takes long to go through
-        self._same_rng = opt.rng == "same"
+        self._same_rng = opt.rng == "same" and len(route.signs) > 1
         self._random: random_state.Snapshot = {}  # before the first pass
-        self._trained: tuple[Tensor, int] | None = None  # a trained weight and its version after the last point
+        self._witness: tuple[Tensor, int] | None = (
+            None  # a weight and its version after the last point: a newer one means a step
+        )
         self._cleanup = ExitStack()
 
     def __iter__(self) -> Iterator[Point]:
         try:
             for point in self.points:
                 yield point
+                if self.stage is Stage.DROPPED:
+                    raise RuntimeError("an exception cut the batch short: catch it outside of the loop over the points")
                 if self.done <= point.index:
                     raise RuntimeError("a point was passed over: wrap the passes in `with point:`")
         finally:
@@ -193,21 +202,21 @@ class Passes:
                 if any(self.gradients.arrivals) and not came and not self.by_closure:
                     raise RuntimeError("no gradient came inside the last point: call backward() inside `with point:`")
                 self.finish()
-            if ran and not came and any(self.route.signs):
+            if ran and not came and self.route.moves:
                 warnings.warn(NO_BACKWARD, stacklevel=3)
         except BaseException:
             self.drop()
             raise
 
-    def finish(self) -> None:
-        """All points are taken, also where another way than `with point:` led through them."""
+    def finish(self, came: bool = True) -> None:
+        """All points are taken. Where another way led through them, ``came`` says whether gradients did."""
         self.done, self.stage = len(self.points), Stage.DONE
-        self.gradients.arrivals = self.gradients.arrivals or [True]
-        self._trained = next(((p, version_of(p)) for p in self._own if p.grad is not None), None)
+        self.gradients.arrivals = self.gradients.arrivals or [came]
+        self._witness = next(((p, version_of(p)) for p in self._own if p.grad is not None), None)
         self.route.release()
 
     def drop(self) -> None:
-        """Weights as before the batch, its gradients dropped: it can be skipped."""
+        """Weights as before the batch, and no gradient left, of the step's earlier batches neither: skip the step."""
         self.route.weights.restore()
         self.route.release()
         reshard(self._sharded)
@@ -233,15 +242,16 @@ class Passes:
             )
         if self.stage is Stage.DROPPED:
             raise RuntimeError("an exception cut the batch short and its gradients were dropped: skip this step()")
-        if any(self.route.signs) and self.gradients.came_late:
+        if self.route.moves and self.gradients.came_late:
             raise RuntimeError(LATE)
-        if any(self.route.signs) and not any(self.gradients.arrivals) and not self.gradients.there:
+        if self.route.moves and not any(self.gradients.arrivals) and not self.gradients.there:
             warnings.warn(NOTHING, stacklevel=3)
 
     def check_followed(self) -> bool:
         """Raise where the next batch of the step cannot begin; return whether the step itself is over.
 
-        It is where GradScaler skipped it, or where it was taken or cleared behind our back.
+        It is over after an exception, where no gradient is left, as after model.zero_grad(), and where the base stepped
+        without us.
         """
         if self.stage is Stage.INSIDE:
             raise RuntimeError(NESTED)
@@ -249,9 +259,9 @@ class Passes:
             raise RuntimeError(
                 f"the last batch was left after {self.done} of {len(self.points)} points: call zero_grad() to drop it"
             )
-        if self.stage is Stage.DONE and any(self.route.signs) and self.gradients.came_late:
+        if self.stage is Stage.DONE and self.route.moves and self.gradients.came_late:
             raise RuntimeError(LATE)
-        stepped = self._trained is not None and version_of(self._trained[0]) != self._trained[1]
+        stepped = self._witness is not None and version_of(self._witness[0]) != self._witness[1]
         return self.stage is Stage.DROPPED or not self.gradients.there or stepped
 
 

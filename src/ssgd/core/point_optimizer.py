@@ -64,7 +64,7 @@ class Rule:
 
 
 def _key_of_groups(name: str) -> property:
-    """A name that is no attribute of the optimizer, which reading and setting it tell."""
+    """An attribute that raises when it is read or set, since the level is a key of the parameter groups."""
 
     def refuse(opt: object, value: object = "...") -> None:
         raise AttributeError(f'the level is a key of each group: opt.param_groups[0]["{name}"] = {value}')
@@ -334,7 +334,7 @@ class PointOptimizer(Optimizer):
                 self._end_step()
             last.close()
         route = self.rule.route(self, halve)
-        if self.rng == "same" and any(route.signs) and random_state.capturing():
+        if self.rng == "same" and len(route.signs) > 1 and random_state.capturing():
             raise RuntimeError('rng="same" puts random states back on the host, which a CUDA graph cannot hold')
         self._passes = Passes(self, route)
         self.batches += 1

@@ -27,7 +27,7 @@ class NoisyWeights(MovingWeights):
     depends on no neighbour and on no sharding.
     """
 
-    stream = "torch"
+    stream = "torch"  # whose random numbers n is made of: kept in checkpoints
 
     def __init__(self, chosen: Sequence[Chosen], distribution: Distribution) -> None:
         super().__init__(chosen)
@@ -109,7 +109,8 @@ class NoisyWeights(MovingWeights):
     def _generator(
         self, device: torch.device, numbers: Numbers, draw: int, position: int, seeded: bool
     ) -> torch.Generator:
-        key = device, numbers[2], draw, position
+        rank = numbers[2]  # seed and step enter below; a CUDA graph needs a generator for each noise that it holds
+        key = device, rank, draw, position
         generator = self._generators.get(key)
         if generator is None:
             generator = self._generators[key] = torch.Generator(key[0])
@@ -119,7 +120,7 @@ class NoisyWeights(MovingWeights):
 
     def _drawn(self, bucket: Bucket, numbers: Numbers, draw: int) -> list[Tensor]:
         """Return z for each tensor, in its shape."""
-        seeded = not random_state.capturing()
+        seeded = not random_state.capturing()  # seed() has done it before a graph is captured
         like = bucket.tensors[0]
         if bucket.sharding is None:
             flat = torch.empty(sum(bucket.numels), dtype=like.dtype, device=like.device)

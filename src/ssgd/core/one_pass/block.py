@@ -47,9 +47,7 @@ def block(opt: Any, batch_norm: str, signs: Any, dim: int, strict: bool) -> Iter
             engine.finish()
             if engine.out:
                 opt.param_groups[0]["without_noise"] = sorted(engine.out)
-        passes.finish()
-        if not passes.gradients.changed():
-            passes.gradients.arrivals = []  # for step() to tell, as after points
+        passes.finish(passes.gradients.changed())
     except BaseException:
         if engine is not None:
             engine.close()  # where an interrupt fell into the first
@@ -67,9 +65,11 @@ def dry_run(opt: Any, call: Callable[..., Any], args: Any, kwargs: Any, dim: int
         return engine.dry_run(call, args, kwargs)
 
 
-def twice(batch: Any) -> Any:
-    """Every tensor of the batch twice, one after the other."""
-    return pytree.tree_map(lambda a: torch.cat([a, a]) if isinstance(a, Tensor) and a.dim() else a, batch)
+def twice(batch: Any, dim: int) -> Any:
+    """Every tensor of the batch twice along the samples, whose dimension is ``dim`` or a tensor's only one."""
+    return pytree.tree_map(
+        lambda a: torch.cat([a, a], min(dim, a.dim() - 1)) if isinstance(a, Tensor) and a.dim() else a, batch
+    )
 
 
 def _engine(opt: Any) -> OnePass | None:
