@@ -30,8 +30,7 @@ def loss_fn(params, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y).mean()
 
 
-def train(mode, noise, epochs=60, seed=0):
-    """Test accuracy in percent after the last epoch."""
+def last_test_accuracy(mode, noise, epochs=60, seed=0):
     data = digits(train=100, seed=seed)
     x, test_x = (jnp.asarray(images.flatten(1)) for images in (data.train_images, data.test_images))
     y, test_y = jnp.asarray(data.train_labels), jnp.asarray(data.test_labels)
@@ -57,4 +56,4 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=60)
     options = parser.parse_args()
     for name, mode, noise in (("SGD", "both", 0.0), ("S-SGD both", "both", 0.3), ("S-SGD split", "split", 0.3)):
-        print(f"{name:12} {train(mode, noise, options.epochs):.2f} % of the test digits")
+        print(f"{name:12} {last_test_accuracy(mode, noise, options.epochs):.2f} % of the test digits")

@@ -21,5 +21,5 @@ def test_the_page_runs_from_top_to_bottom():
 
 
 def test_the_example_learns():
-    train = runpy.run_path(str(ROOT / "examples" / "jax_digits.py"))["train"]
+    train = runpy.run_path(str(ROOT / "examples" / "jax_digits.py"))["last_test_accuracy"]
     assert train("split", 0.3, epochs=6) > 50
