@@ -675,3 +675,21 @@ def test_an_exception_caught_between_the_points_is_told_as_what_it_is():
             with contextlib.suppress(MemoryError), point:
                 F.cross_entropy(net(x), y).backward()
                 raise MemoryError
+
+
+@pytest.mark.parametrize("way", ["points", "split"])
+def test_a_hook_that_replaces_the_gradient_sees_that_of_one_pass(way):
+    """The mean of the replaced gradients is what the hook makes of each pass's own."""
+    found = []
+    for replaces in (False, True):
+        net = mlp()
+        x, y = vectors()
+        opt = SSGD(SGD(net.parameters(), lr=0.1), 0.2, seed=1)
+        if replaces:
+            for p in net.parameters():
+                p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", 3 * p.grad))
+        for point, (a, b) in opt.split(x, y) if way == "split" else ((point, (x, y)) for point in opt.points()):
+            with point:
+                F.cross_entropy(net(a), b).backward()
+        found.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(found[1], [3 * g for g in found[0]])

@@ -318,6 +318,21 @@ def test_broken_pictures_are_told_too(tmp_path):
     assert "fig7/plane.npz" in page_of(tmp_path, tmp_path)
 
 
+def test_whatever_is_damaged_is_told_and_ends_nothing(tmp_path):
+    write_results(tmp_path)
+    kept = len(Results(tmp_path).rows)
+    (tmp_path / "b.jsonl").mkdir()
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    whole = bytearray((tmp_path / "fig7" / "plane.npz").read_bytes())
+    for place in (whole.index(b"PK\x01\x02") + 10, 8):  # the method of compression, in the list and at the member
+        whole[place] = 99
+    (tmp_path / "fig7" / "plane.npz").write_bytes(whole)
+    results = Results(tmp_path)
+    assert len(results.rows) == kept and results.skipped == ["deep.jsonl, line 1: is torn or not JSON"]
+    assert read_measured(tmp_path).complaints == ["fig7/plane.npz: cannot be read (NotImplementedError)"]
+    assert "deep.jsonl" in page_of(tmp_path, tmp_path)
+
+
 def test_lines_and_planes_are_judged_by_their_runs_own_figures():
     rows = [run(f"fig7/{label}", test_accuracy=69.0, train_accuracy=90.0) for label in ("base-m", "base-f", "both")]
     for label in ("SGD_m", "SGD_f", "S-SGD"):

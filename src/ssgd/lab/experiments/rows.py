@@ -147,12 +147,13 @@ class Results:
         self.take(row)
 
     def _read_all(self) -> None:
-        for file in [self.folder] if self.folder.is_file() else sorted(self.folder.glob("*.jsonl")):
+        files = [self.folder] if self.folder.is_file() else sorted(self.folder.glob("*.jsonl"))
+        for file in filter(Path.is_file, files):
             for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
                 try:
                     if line.strip():
                         self.take(Row(json.loads(line)))
-                except (ValueError, TypeError) as problem:  # also json's and unicode's
+                except (ValueError, TypeError, RecursionError) as problem:  # also json's and unicode's
                     told = "is torn or not JSON" if type(problem) is not ValueError else str(problem)
                     self.skipped.append(f"{file.name}, line {number}: {told}")
         self._add_statistics()
@@ -171,7 +172,7 @@ class Results:
                 (one["experiment"], one["seed"], float(one["test_accuracy"])): float(one["recomputed"])
                 for one in json.loads(file.read_text())["rows"]
             }
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self.skipped.append(f"{RECOMPUTED}: is torn, or its rows lack something")
             return
         for row in self.rows:

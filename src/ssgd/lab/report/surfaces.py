@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +47,7 @@ def read_measured(folder: Path) -> Measured:
                 found.surfaces[key] = load(Surface, file)
             elif kind == "Spectrum":
                 found.spectra[key] = load(Spectrum, file)
-        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as problem:
+        except Exception as problem:  # whatever zip, json and numpy make of a damaged file
             found.complaints.append(f"{'/'.join(key)}.npz: cannot be read ({type(problem).__name__})")
     return found
 
