@@ -19,6 +19,7 @@ from ssgd.lab.train.job import Job, Sources
 from ssgd.lab.train.rundir import of_model
 
 from .small_trainings import folder, small, source, trained
+from .test_data_folder import picture
 
 MODULE = """
 from torch import nn
@@ -87,6 +88,30 @@ def test_data_whose_files_have_changed_are_noticed(tmp_path, quiet, finished):
         train(recipe, quiet)
     (data / "my.test.txt").write_text("a b c\n" * 30)
     assert train(recipe, quiet)
+
+
+@pytest.mark.parametrize("change", ["another class", "other images of a class", "another net"])
+def test_a_comparison_on_ones_own_images_is_not_repeated_from_before_a_change(net, tmp_path, capsys, change):
+    net(MODULE.replace("64", "192"))
+    for part in ("train", "val"):
+        for i in range(8):
+            picture(tmp_path / "mine" / part / f"class{i % 2}" / f"{i}.png", i, (8, 8))
+    words = ["compare", "--model", "mine:build", "--data", str(tmp_path / "mine"), "--out", str(tmp_path / "runs")]
+    words += ["--device", "cpu", "--image-size", "8", "--phases", "1", "--batch", "4", "--seeds", "0", "--workers", "0"]
+    assert main(words) == 0 == main(words)
+    if change == "another class":
+        picture(tmp_path / "mine" / "train" / "class2" / "9.png", 9, (8, 8))
+        picture(tmp_path / "mine" / "val" / "class2" / "9.png", 9, (8, 8))
+    elif change == "other images of a class":
+        for i in (0, 2, 4, 6):
+            picture(tmp_path / "mine" / "train" / "class0" / f"{i}.png", 50 + i, (9, 9))
+    else:
+        net(MODULE.replace("64", "192").replace("ReLU", "Tanh"))
+    capsys.readouterr()
+    assert main(words) == 1
+    told = capsys.readouterr()
+    assert "changed since" in told.err and "choose another --out, or delete the folder" in told.err
+    assert "base" not in told.out  # no table
 
 
 def test_a_run_s_net_comes_back_without_its_data(quiet):
